@@ -6,6 +6,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio import k_weighting
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import loudness, with_loudness
 from myxtts.config.schema import DataConfig
@@ -48,7 +49,7 @@ class LoudnessTest(unittest.TestCase):
         )
 
     @unittest.skipUnless(importlib.util.find_spec("pyloudnorm"), "needs pyloudnorm")
-    def test_it_is_that_of_pyloudnorm(self):
+    def test_of_a_batch_and_of_a_wave_it_is_that_of_pyloudnorm(self):
         from pyloudnorm import Meter
 
         meter = Meter(SAMPLE_RATE_HZ)
@@ -56,6 +57,8 @@ class LoudnessTest(unittest.TestCase):
         waves += [np.concatenate([SILENCE, speech(2.0), SILENCE, 0.1 * speech(1.0)])]
         expected = [meter.integrated_loudness(wave) for wave in waves]
         np.testing.assert_allclose(loudness_of(*waves), expected, atol=0.1)
+        alone = [k_weighting.loudness(wave, SAMPLE_RATE_HZ) for wave in waves]
+        np.testing.assert_allclose(loudness_of(*waves), alone, atol=0.01)
 
     def test_rows_get_a_loudness_without_clipping_and_silence_stays(self):
         click = np.concatenate([np.ones(1), 0.01 * speech(2.0)])

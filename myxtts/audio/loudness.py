@@ -1,4 +1,4 @@
-"""Loudness of speech by ITU-R BS.1770-4, as EBU R 128 has it, and waves of an equal loudness.
+"""Waves of an equal loudness, and the loudness of batches: see `k_weighting`.
 
 Shape legend: B rows, S samples, K bins.
 """
@@ -7,25 +7,22 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.k_weighting import (
+    BLOCK_HOPS,
+    FILTER_RATE_HZ,
+    MARGIN_S,
+    OFFSET_DB,
+    RELATIVE_GATE_DB,
+    SILENCE_LUFS,
+    power_of,
+    squared_response,
+)
 from myxtts.audio.spectral import frequency_grid, scaled
 from myxtts.portable_ops import on_host
 
-# BS.1770-4, annex 1: tables 1 and 2, numerators and denominators of its two filters at 48 kHz.
-FILTER_RATE_HZ = 48_000
-SHELF = (
-    (1.53512485958697, -2.69169618940638, 1.19839281085285),
-    (1.0, -1.69065929318241, 0.73248077421585),
-)
-HIGH_PASS = (1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621)
-OFFSET_DB = -0.691
-BLOCK_HOPS = 4
-# Blocks of 0.4 s overlap by three quarters.
 HOP = SAMPLE_RATE_HZ // 10
 BLOCK = BLOCK_HOPS * HOP
-SILENCE_LUFS = -70.0
-RELATIVE_GATE_DB = -10.0
-# 0.2 s, in which the response of the high pass falls by 170 dB.
-MARGIN_SAMPLES = 4410
+MARGIN_SAMPLES = round(MARGIN_S * SAMPLE_RATE_HZ)
 
 
 def with_loudness(wave, lufs: float | None, samples=None):
@@ -40,7 +37,7 @@ def with_loudness(wave, lufs: float | None, samples=None):
         samples = tf.fill([tf.shape(wave)[0]], tf.shape(wave)[1])
     power = gated_power(wave, samples)
     peak = tf.reduce_max(tf.abs(wave), axis=1)
-    wanted = tf.sqrt(tf.math.divide_no_nan(_power(lufs), power))
+    wanted = tf.sqrt(tf.math.divide_no_nan(power_of(lufs), power))
     gain = tf.where(power > 0.0, tf.minimum(wanted, tf.math.divide_no_nan(1.0, peak)), 1.0)
     return wave * gain[:, None]
 
@@ -66,7 +63,7 @@ def gated_power(wave, samples):
         length = tf.cast(samples, tf.float32)
         last = tf.cast(tf.maximum(tf.round((length - BLOCK) / HOP), 0.0), tf.int32)
     power = blocks / tf.clip_by_value(length, 1.0, float(BLOCK))[:, None]
-    loud = tf.sequence_mask(last + 1, count) & (power > _power(SILENCE_LUFS))
+    loud = tf.sequence_mask(last + 1, count) & (power > power_of(SILENCE_LUFS))
     gate = _mean(power, loud) * 10.0 ** (RELATIVE_GATE_DB / 10.0)
     return _mean(power, loud & (power > gate[:, None]))
 
@@ -77,27 +74,12 @@ def k_weighted(wave):
     The magnitudes are those of the standard's filters, of its sample rate, at each frequency.
     """
     length, hz = frequency_grid(tf.shape(wave)[1], MARGIN_SAMPLES)
-    gain = tf.sqrt(_squared_response(SHELF, hz) * _squared_response(HIGH_PASS, hz))
+    half = tf.square(tf.sin(hz * float(np.pi / FILTER_RATE_HZ)))
+    gain = tf.sqrt(squared_response(half))
     spectrum = scaled(tf.signal.rfft(wave, [length]), gain)
     return tf.signal.irfft(spectrum, [length])[:, : tf.shape(wave)[1]]
-
-
-def _squared_response(coefficients: tuple, hz):
-    """Return |H|² of a filter of second order at frequencies, float32 [K]."""
-    # sin² of half the angle, since 1 - cos of small angles is rounded to 0.
-    half = tf.square(tf.sin(hz * float(np.pi / FILTER_RATE_HZ)))
-    squares = []
-    for a, b, c in coefficients:
-        # |a + b z + c z²|² = (a + b + c)² - 4 (ab + bc + 4 ac) s + 16 ac s², s = sin² (ω / 2)
-        constant, linear = (a + b + c) ** 2, -4.0 * (a * b + b * c + 4.0 * a * c)
-        squares.append(constant + half * (linear + 16.0 * a * c * half))
-    return squares[0] / squares[1]
 
 
 def _mean(power, chosen):
     total = tf.reduce_sum(tf.where(chosen, power, 0.0), axis=1)
     return tf.math.divide_no_nan(total, tf.reduce_sum(tf.cast(chosen, tf.float32), axis=1))
-
-
-def _power(lufs: float) -> float:
-    return 10.0 ** ((lufs - OFFSET_DB) / 10.0)

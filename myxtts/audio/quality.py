@@ -1,11 +1,13 @@
 """What can be measured of one recording without its text: level, noise, bandwidth, clipping, echo.
 
-Waves are float32 [samples] in [-1, 1] at their own sample rate. NumPy and pyloudnorm alone.
+Waves are float32 [samples] in [-1, 1] at their own sample rate. Needs NumPy alone.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+
+from myxtts.audio.k_weighting import loudness
 
 FRAME_S, HOP_S = 0.032, 0.010
 # Long windows tell a note from a voice, which does not keep its pitch for NOTE_S.
@@ -119,16 +121,6 @@ def bandwidth(power: np.ndarray, rate_hz: int) -> float:
     peaks = np.convolve(np.percentile(power, 97, axis=0), np.ones(5) / 5, "same")
     reached = np.flatnonzero(peaks > peaks.max() * 10 ** (-BANDWIDTH_DB / 10))
     return float(reached[-1] + 1 if len(reached) else 0) * rate_hz / 2 / len(peaks)
-
-
-def loudness(wave: np.ndarray, rate_hz: int) -> float:
-    """Return the integrated loudness in LUFS; blocks are shorter than 0.4 s for a short wave."""
-    import pyloudnorm
-
-    block_s = min(0.4, 0.99 * len(wave) / rate_hz)
-    meter = pyloudnorm.Meter(rate_hz, block_size=block_s)
-    with np.errstate(divide="ignore"):
-        return float(meter.integrated_loudness(wave.astype(np.float64)))
 
 
 def clipped(wave: np.ndarray) -> float:

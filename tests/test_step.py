@@ -54,29 +54,49 @@ def norm_of(arrays):
     return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
 
 
-class LostWorker(unittest.TestCase):
-    def test_a_step_whose_all_reduce_fails_changes_nothing_that_is_saved(self):
-        def lose(gradient):
-            time.sleep(0.2)  # in which all else that can run has run
-            raise RuntimeError("another worker is lost")
+class FailedStep(unittest.TestCase):
+    """Steps that lack memory, or wait for a worker that is lost."""
 
-        def all_reduce(_, tensors):
-            first, *others = tensors
-            lost = tf.numpy_function(lose, [first], tf.float32)
-            return [tf.ensure_shape(lost, first.shape), *others]
+    @staticmethod
+    def failing(tensor):
+        """Return a tensor whose computation fails after all else that can run has run."""
 
-        distributed = mock.patch.multiple(
-            "myxtts.placement.replicas.Replicas", is_distributed=True, all_reduce_sum=all_reduce
-        )
+        def fail(value):
+            time.sleep(0.2)
+            raise MemoryError("nothing left")
+
+        failed = tf.numpy_function(fail, [tensor], tensor.dtype)
+        return tf.ensure_shape(failed, tensor.shape)
+
+    def fail(self):
+        """Take a step that fails; return it, and whether it has changed what is saved."""
         model = build_toy()
-        with distributed:
-            state, step = make_step(model, clip=0.0)
-            variables = [*model.variables, *state.averages]
-            variables += [v for v in state.optimizer.variables if v.name != "learning_rate"]
-            before = [variable.numpy() for variable in variables]
-            with self.assertRaisesRegex(tf.errors.OpError, "another worker is lost"):
-                run_step(step, features(ROWS))
-        assert_close([variable.numpy() for variable in variables], before)
+        state, step = make_step(model, clip=0.0)
+        variables = [*model.variables, *state.averages]
+        variables += [v for v in state.optimizer.variables if v.name != "learning_rate"]
+        before = [variable.numpy() for variable in variables]
+        with self.assertRaisesRegex(tf.errors.ResourceExhaustedError, "nothing left"):
+            run_step(step, features(ROWS))
+        pairs = zip(variables, before, strict=True)
+        return step, any((variable.numpy() != values).any() for variable, values in pairs)
+
+    def test_one_that_has_no_gradient_yet_changes_nothing_that_is_saved(self):
+        def all_reduce(_, tensors):
+            return [self.failing(tensors[0]), *tensors[1:]]
+
+        with mock.patch("myxtts.placement.replicas.Replicas.all_reduce_sum", all_reduce):
+            step, is_changed = self.fail()
+        self.assertEqual((step.left_unchanged(), is_changed), (True, False))
+
+    def test_one_that_has_begun_to_update_says_so(self):
+        apply = keras.optimizers.AdamW.apply
+
+        def apply_most(optimizer, gradients, variables):
+            apply(optimizer, [*gradients[:-1], self.failing(gradients[-1])], variables)
+
+        with mock.patch.object(keras.optimizers.AdamW, "apply", apply_most):
+            step, is_changed = self.fail()
+        self.assertEqual((step.left_unchanged(), is_changed), (False, True))
 
 
 class Accumulation(unittest.TestCase):

@@ -19,7 +19,6 @@ from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
     _in_one_line,
     diagnose_lost_worker,
-    left_unchanged,
     worker_group,
 )
 from myxtts.errors import DataError, PeerLost, TrainingError
@@ -162,15 +161,6 @@ class DiagnosisTest(unittest.TestCase):
         self.assertRegex(diagnose_lost_worker(garbled(BROKEN.format(1)), THREE), IS_GONE)
         self.assertIsNone(diagnose_lost_worker(garbled(""), THREE))
         self.assertIsNone(diagnose_lost_worker(ValueError(BROKEN.format(1)), THREE))
-
-    def test_step_of_a_lost_worker_changes_nothing(self):
-        def unchanged(text: str, kind=tf.errors.AbortedError) -> bool:
-            return left_unchanged(kind(None, None, text))
-
-        for text in (BROKEN.format(1), SILENT, "<<worker 1 (b:2) gave up: no such file>>"):
-            self.assertTrue(unchanged(text), text)
-        self.assertFalse(unchanged("assertion failed: [bad batch]"))
-        self.assertFalse(unchanged("OOM when allocating", tf.errors.ResourceExhaustedError))
 
     def test_a_worker_that_gives_up_reports_its_reason_or_that_of_the_worker_it_lost(self):
         mistake = "<<worker 1 (b:2) gave up: no such file>>"

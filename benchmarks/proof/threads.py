@@ -237,8 +237,8 @@ class CheckedStep:
         self._entered.append(self.checksums(taken[0][0], self._route.model))
         return self._step(taken, *arguments)
 
-    def left_unchanged(self, error: tf.errors.OpError) -> bool:
-        return self._step.left_unchanged(error)
+    def left_unchanged(self) -> bool:
+        return self._step.left_unchanged()
 
     def synchronize(self, outcome: tf.Tensor) -> None:
         self._step.synchronize(outcome)

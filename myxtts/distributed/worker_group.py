@@ -161,15 +161,6 @@ def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
     )
 
 
-def left_unchanged(error: tf.errors.OpError) -> bool:
-    """Return whether a step failed with this error because another worker was lost.
-
-    Such a step has changed nothing: weights, averages and optimizers are updated from one sum over
-    all workers, and an all-reduce that fails leaves them as they were.
-    """
-    return any(sign.search(error.message) for sign in (_REPORTED, *_SIGNS))
-
-
 def _in_one_line(error: BaseException) -> str:
     """Return an error as one line of at most 1000 characters."""
     text = str(error)

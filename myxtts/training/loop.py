@@ -120,9 +120,9 @@ def between_steps(
 class Savepoint:
     """Saves the state of a run at the end of its scope, whatever ends it, if it may be saved.
 
-    A state with a non-finite loss or on a wrong device is worth nothing. An error from within a
-    step may leave a part of the step in the state; a step that waited for a worker that is lost
-    leaves none. Earlier checkpoints are intact in any case.
+    A state with a non-finite loss or on a wrong device is worth nothing. A step that fails may
+    leave a part of itself in the state; one that waited for a worker that is lost, or that lacked
+    memory for its gradients, leaves none. Earlier checkpoints are intact in any case.
     """
 
     def __init__(self, state: TrainingState, save: Save, clock: Clock):
@@ -147,10 +147,10 @@ class Savepoint:
         self._is_complete = False
         try:
             yield
-        except tf.errors.ResourceExhaustedError as error:
-            raise StepOutOfMemory(self._state.step + 1, planned.bucket, error) from error
         except tf.errors.OpError as error:
-            self._is_complete = step.left_unchanged(error)
+            self._is_complete = step.left_unchanged()
+            if isinstance(error, tf.errors.ResourceExhaustedError):
+                raise StepOutOfMemory(self._state.step + 1, planned.bucket, error) from error
             raise
         self._state.advance(planned)
         self._is_complete = True

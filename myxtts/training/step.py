@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from myxtts.batch import Batch, tensor_specs
 from myxtts.data.pipeline import HandOver
-from myxtts.distributed.worker_group import left_unchanged
 from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainedGroup, TrainingState
@@ -74,17 +73,19 @@ class Step:
         self._skips = any(is_scaled(group.optimizer) for group in state.groups)
         self._static_shapes = static_shapes
         replicas = state.replicas
+        # Each replica has its own.
+        kinds = {
+            "trainable": False,
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.SUM,
+        }
         self._sums = []
-        if accumulation > 1:
-            # Each replica adds its own gradients.
-            kinds = {
-                "synchronization": tf.VariableSynchronization.ON_READ,
-                "aggregation": tf.VariableAggregation.SUM,
-            }
-            with replicas.scope():
+        with replicas.scope():
+            # The newest step of which an update has begun.
+            self._updating = tf.Variable(tf.zeros([], tf.int64), **kinds)
+            if accumulation > 1:
                 for variable in self._variables:
-                    zeros = tf.zeros_like(variable)
-                    self._sums.append(tf.Variable(zeros, trainable=False, **kinds))
+                    self._sums.append(tf.Variable(tf.zeros_like(variable), **kinds))
         for variable in self._sums:
             copies = replicas.local_results(variable)
             for device, copy in zip(replicas.devices, copies, strict=True):
@@ -134,9 +135,12 @@ class Step:
         self._controls.advance(steps_done)
         return outcome
 
-    def left_unchanged(self, error: tf.errors.OpError) -> bool:
-        """Return whether a call that failed with this error has left the state unchanged."""
-        return self._state.replicas.is_distributed and left_unchanged(error)
+    def left_unchanged(self) -> bool:
+        """Return whether a call that has just failed left the state of before, as it did if no
+        replica has begun to update: another worker was lost, or there was too little memory.
+        """
+        begun = self._state.replicas.local_results(self._updating)
+        return all(int(step.numpy()) <= self._controls.steps_done for step in begun)
 
     def _concrete(self, function, batches: Sequence[Batch]):
         """Return the concrete function for such microbatches."""
@@ -283,10 +287,12 @@ class Step:
         losses, stop = packed[:-1], packed[-1]
 
         # Weight decay and the number of updates need no gradient. Without these dependencies they
-        # would change in a step that fails because another worker is lost, and whose state is saved
-        # (see `left_unchanged`).
+        # would change in a step that fails, and whose state is saved (see `left_unchanged`). And
+        # in one that lacks memory, each of them would wait ten seconds for it, one after another.
         by_group = tf.nest.pack_sequence_as([group.trained for group in groups], gradients)
-        with tf.control_dependencies(reduced if replicas.is_distributed else []):
+        with tf.control_dependencies(reduced):
+            begun = self._updating.assign(steps_done + 1, read_value=False)
+        with tf.control_dependencies([begun]):
             updates = [self._update(*pair) for pair in zip(groups, by_group, strict=True)]
         figures, finite, skipped = [], [], []
         counts = [len(group.spec.losses) for group in groups]
@@ -337,15 +343,15 @@ class Controls:
         self._rates: Rates | None = None
         self._table: dict[str, tf.Tensor] = {}
         self._table_number = -1
-        self._steps_done = -1
+        self.steps_done = -1
         self._steps_done_on_device: tf.Tensor | None = None
 
     def of_step(self, number: int, rates: Rates, stop: bool) -> dict[str, tf.Tensor]:
         """Return the arguments of step `number`."""
         steps_done = number - 1
         with tf.device(self._device):
-            if steps_done != self._steps_done:
-                self._steps_done = steps_done
+            if steps_done != self.steps_done:
+                self.steps_done = steps_done
                 self._steps_done_on_device = tf.constant(steps_done, tf.int64)
             if rates != self._rates or steps_done // TABLE_STEPS != self._table_number:
                 self._rates = rates
@@ -358,7 +364,7 @@ class Controls:
 
     def advance(self, steps_done: tf.Tensor) -> None:
         """Count a step, with the number of steps done that it returned."""
-        self._steps_done += 1
+        self.steps_done += 1
         self._steps_done_on_device = steps_done
 
 

@@ -13,6 +13,7 @@ BIN := .venv/bin
 DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
 INSTALLED := .venv/installed
 INSTALLED_DEMO := .venv/installed-demo
+INSTALLED_REAL := .venv/installed-real
 INSTALLED_GPU := .venv/installed-gpu
 
 .PHONY: demo real test test-long test-quick lint docs gpu-proof
@@ -29,7 +30,7 @@ demo: $(INSTALLED_DEMO)
 	@echo "         with the vocoder and with Griffin-Lim, and pictures of mel and alignment"
 	@echo "Look:    .venv/bin/tensorboard --logdir runs"
 
-real: $(INSTALLED_DEMO)
+real: $(INSTALLED_REAL)
 	$(BIN)/python utilities/human/corpora.py festvox-ru $(if $(FROM),--from $(FROM))
 	$(BIN)/python utilities/make_voice.py --train-data data/human/festvox-ru --run human
 	$(BIN)/python utilities/human/page.py --run runs/human --open
@@ -59,6 +60,12 @@ gpu-proof: $(INSTALLED_GPU)
 $(INSTALLED_DEMO): requirements.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+# DNSMOS, by which the best checkpoint of a voice is chosen; what needs a compiler is left out.
+$(INSTALLED_REAL): $(INSTALLED_DEMO) requirements-evaluation.txt
+	grep -E '^(speechmos|onnxruntime)' requirements-evaluation.txt | \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 	touch $@
 
 $(INSTALLED_GPU): requirements.txt requirements-gpu.txt

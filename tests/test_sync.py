@@ -17,7 +17,7 @@ import numpy as np
 
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
-from myxtts.errors import CheckpointError, ConfigError
+from myxtts.errors import CheckpointError, ConfigError, PeerLost
 from myxtts.local_sgd.sync import TAKEOVER_S, WeightSync
 from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import latest, read_record
@@ -37,7 +37,8 @@ class Job:
         self.while_waiting = lambda: None
         self.stopped = False
         values = {name: options.pop(name) for name in ("start", "symbols") if name in options}
-        settings = {"jobs": 2, "sync_optimizer": "keep", "sync_timeout": TIMEOUT_S} | options
+        settings = {"jobs": 2, "sync_optimizer": "keep", "sync_timeout": TIMEOUT_S}
+        settings |= {"sync_quorum": 1} | options
         local_sgd = LocalSGDConfig(sync_dir=str(folder), job=number, sync_every=10, **settings)
         record = make_record(**{"start": "same", "settings": Config(local_sgd=local_sgd)} | values)
         self.weight_sync = WeightSync(record, total_steps, lambda: self.now_s, self.sleep)
@@ -150,6 +151,27 @@ class LateAndLostJobs(Case):
         self.assertEqual(first.change, 1.0)
         first.train(20, 1.0).sync()
         self.assertAlmostEqual(first.now_s, TIMEOUT_S, delta=1.0)
+
+    def test_jobs_that_do_not_see_each_other_end_instead_of_training_apart(self):
+        logging.disable(logging.NOTSET)
+        for number in (0, 1):
+            job = Job(self.folder / str(number), number, sync_quorum=None)
+            with (
+                self.assertLogs("myxtts", "WARNING") as logs,
+                self.assertRaisesRegex(PeerLost, "1 of 2 jobs .* quorum of 2 .* within 60 s"),
+            ):
+                job.train(10, 1.0).sync()
+            self.assertEqual((len(logs.records), round(job.now_s)), (1, TIMEOUT_S))
+            # It can be started again, and owes the sync.
+            self.assertTrue(job.weight_sync.is_due(job.state))
+
+    def test_more_than_half_of_the_jobs_go_on_without_the_others(self):
+        for number, expected in ((3, 2), (4, 3)):
+            job = Job(self.folder, 0, jobs=number, sync_quorum=None)
+            self.assertEqual(job.weight_sync._quorum, expected)
+        sync = LocalSGDConfig(sync_every=1, sync_dir="a", jobs=2, sync_quorum=3)
+        with self.assertRaisesRegex(ConfigError, "sync_quorum is 3 of 2 jobs"):
+            check_settings(Config(local_sgd=sync))
 
     def test_a_late_job_continues_from_the_newest_average_and_is_waited_for_again(self):
         first, second = self.pair()
@@ -369,7 +391,11 @@ class Run(unittest.TestCase):
     def jobs(self, sync_dir: str, *flags: str) -> tuple[str, ...]:
         """Return the flags of a job whose peer never appears."""
         fixed = f"--sync-every 3 --sync-dir {self.workspace.folder / sync_dir}"
-        return (*fixed.split(), *["--jobs", "2", "--job", "1", "--sync-timeout", "0.1"], *flags)
+        return (
+            *fixed.split(),
+            *"--jobs 2 --job 1 --sync-timeout 0.1 --sync-quorum 1".split(),
+            *flags,
+        )
 
     def test_a_job_whose_peers_never_appear_trains_like_a_single_run(self):
         alone = self.train("alone", *self.jobs("syncs"))

@@ -50,6 +50,8 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
     is_alone = sync.sync_dir is None or sync.jobs < 2
     if sync.sync_every and is_alone and "jobs" not in own:
         yield "sync_every needs several jobs and a shared folder. Give --jobs and --sync-dir."
+    if (sync.sync_quorum or 0) > sync.jobs:
+        yield f"sync_quorum is {sync.sync_quorum} of {sync.jobs} jobs. Give a smaller one."
     if sync.job >= sync.jobs:
         found = f"job is {sync.job}, but the {sync.jobs} jobs are numbered from 0"
         yield f"{found}. Give a smaller --job, or more --jobs."

@@ -505,6 +505,9 @@ class LocalSGDConfig(Section):
     """Index of this job, from 0."""
     sync_timeout: Annotated[float, Field(gt=0.0, le=86400.0), SYNCING] = 600.0
     """Maximum time in seconds that a sync waits for the other jobs."""
+    sync_quorum: Annotated[int | None, Field(ge=1, le=1024), SYNCING] = None
+    """Fewest jobs that average; with fewer after sync_timeout, a job ends with exit code 138.
+    Default: more than half of the jobs."""
     outer_learning_rate: Annotated[float, Field(gt=0.0, le=2.0), SYNCING, IN_SYNC] = 1.0
     """Learning rate of the outer optimizer at each sync; 1 without momentum averages."""
     outer_momentum: Annotated[Fraction, SYNCING, IN_SYNC] = 0.0

@@ -275,7 +275,8 @@ def _write_configs(spec: JobsSpec, corpora: dict[str, str]) -> None:
     for job, (name, config) in enumerate(spec.job_configs.items()):
         own = {"seed": config.training.seed + job, "train_data": str(spec.shards / shard_file(job))}
         own |= {"jobs": len(spec.gpus), "job": job, "sync_every": spec.sync_every}
-        own |= {"sync_dir": str(spec.sync_dir)}
+        # The launcher knows which jobs have failed: those that are left go on.
+        own |= {"sync_dir": str(spec.sync_dir), "sync_quorum": config.local_sgd.sync_quorum or 1}
         configs[name] = with_values(config, common | own)
     for name, config in configs.items():
         if config.placement.simulate_gpus:

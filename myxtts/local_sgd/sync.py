@@ -6,8 +6,9 @@
 
 A sync takes place at each multiple of `sync_every` steps and at the last step. There is no
 coordinator. The first job that finds all contributions, or whose wait times out, averages them;
-jobs with lower numbers go first. The average is published by a rename that succeeds only once, so
-all jobs load the same average.
+jobs with lower numbers go first. Fewer jobs than the quorum do not average, so that two groups that
+do not see each other cannot train apart. The average is published by a rename that succeeds only
+once, so all jobs load the same average.
 
 The outer optimizer is that of DiLoCo (Douillard et al. 2023), with Nesterov's momentum. Its
 gradient is the mean change of the weights between two syncs. A learning rate of 1 without momentum
@@ -28,7 +29,7 @@ import tensorflow as tf
 
 from myxtts.config.flags import marked
 from myxtts.config.schema import IN_SYNC
-from myxtts.errors import CheckpointError, ConfigError
+from myxtts.errors import CheckpointError, ConfigError, PeerLost
 from myxtts.local_sgd import merge
 from myxtts.local_sgd.merge import newest_average, weighted_mean
 from myxtts.training.checkpoint_files import (
@@ -45,6 +46,8 @@ from myxtts.training.step import unscaled
 POLL_S = 0.2
 # So long a job leaves the averaging to each job before it, which may have died.
 TAKEOVER_S = 10.0
+# After this share of the time-out a job warns that too few others have arrived.
+WARN_FRACTION = 0.1
 KEPT_SYNCS = 3
 
 Arrays = dict[str, np.ndarray]
@@ -72,6 +75,7 @@ class WeightSync:
         self._sync_dir = Path(settings.sync_dir or "")
         self._name = f"job-{settings.job:03d}"
         self._is_plain_average = (settings.outer_learning_rate, settings.outer_momentum) == (1, 0)
+        self._quorum = settings.sync_quorum or settings.jobs // 2 + 1
         self._total_steps = total_steps
         self._record = record
         self._clock_s = clock_s
@@ -109,8 +113,8 @@ class WeightSync:
 
         A late job loads the newest average and continues at its step. Its own updates since the
         last sync are discarded, with a warning. Returns false if a stop was requested first. Raises
-        CheckpointError if a contribution is not finite, or comes from another network or another
-        group of jobs.
+        PeerLost if fewer jobs than the quorum arrived in time, and CheckpointError if a
+        contribution is not finite, or comes from another network or another group of jobs.
         """
         step = state.step
         began_s = self._clock_s()
@@ -149,6 +153,7 @@ class WeightSync:
     ) -> int | None:
         """Return the step of the newest average, at least `step`; None if a stop came first."""
         began_s = self._clock_s()
+        warn_s = began_s + WARN_FRACTION * self._settings.sync_timeout
         ready_s = math.inf
         while (newest := self._newest_step()) < step:
             if stop_requested():
@@ -158,7 +163,18 @@ class WeightSync:
             now_s = self._clock_s()
             # One job averages: the first that is present, or the next one if that died.
             is_late = now_s - began_s >= self._settings.sync_timeout
-            if is_late or self._expected_jobs().issubset(present):
+            if len(present) < self._quorum:
+                found = f"{len(present)} of {self._settings.jobs} jobs have arrived at step {step}"
+                found += f" in {self._sync_dir}, fewer than the quorum of {self._quorum}"
+                if is_late:
+                    raise PeerLost(
+                        f"{found} (--sync-quorum), within {self._settings.sync_timeout:g} s. Check"
+                        " that all jobs run and see the same folder, and resume with --resume."
+                    )
+                if now_s >= warn_s:
+                    log.warning("%s; the others may be late, or see another folder", found)
+                    warn_s = math.inf
+            elif is_late or self._expected_jobs().issubset(present):
                 ready_s = min(ready_s, now_s)
             if now_s - ready_s >= TAKEOVER_S * present.index(self._settings.job):
                 self._average(step, present, trained)

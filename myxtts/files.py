@@ -19,6 +19,7 @@ from myxtts.errors import ConfigError, DataError
 
 PARTIAL_FILES = ".*.partial"  # names that `partial_file_of` returns
 STEM_BYTES = 180
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # Lustre without -o flock, some NFS
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota of a user, ulimit -f
 
 # Size, time of modification and time of change. A program that copies files may set the former
@@ -192,7 +193,7 @@ def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
 
 
 @contextmanager
-def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
+def locked_file(path: Path, wait: bool = True, lock: bool = True) -> Iterator[BinaryIO]:
     """Open a file, create it if missing, and lock it until the scope or the process ends.
 
     The scope may rename or remove the file: whoever has waited for it then opens the file of that
@@ -202,7 +203,8 @@ def locked_file(path: Path, wait: bool = True) -> Iterator[BinaryIO]:
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             with attach_path_to_errors(path):
-                fcntl.flock(file, mode)
+                if lock:
+                    fcntl.flock(file, mode)
             if _has_name(file, path):
                 yield file
                 return

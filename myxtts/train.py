@@ -52,7 +52,7 @@ def train(config: Config, request: StopRequest | None = None) -> int:
         # one trains. Several workers lock theirs when they have met: whatever is wrong with one of
         # them, all of them then learn of it.
         if cluster is None:
-            run_resources.enter_context(folder.locked())
+            run_resources.enter_context(folder.locked(config.run.lock))
             folder.check_not_existing(config.run.resume)
         run_log = run_resources.enter_context(RunLog())
         run = run_resources.enter_context(open_run(resolve_start(config, folder), cluster))
@@ -60,7 +60,7 @@ def train(config: Config, request: StopRequest | None = None) -> int:
         config, start, replicas = run.config, run.start, run.replicas
         resources = run_resources.enter_context(ExitStack())
         if replicas.is_distributed:
-            resources.enter_context(run.folder.locked())
+            resources.enter_context(run.folder.locked(config.run.lock))
             if replicas.is_chief:
                 folder.check_not_existing(config.run.resume)
 

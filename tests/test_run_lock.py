@@ -58,7 +58,19 @@ class RunLockTest(unittest.TestCase):
         config, error = load(None, {"run": "a", "runs_dir": str(self.runs)}), io.StringIO()
         with refused, contextlib.redirect_stderr(error):
             self.assertEqual(report_errors(lambda: train(config)), 2)
-        self.assertIn(f"{self.runs}/a/.lock: No locks available.", error.getvalue())
+        self.assertIn(f"{self.runs}/a/.lock cannot be locked: No locks available", error.getvalue())
+        self.assertIn("or give --no-lock, and take care", error.getvalue())
+
+    def test_without_locks_a_run_starts_where_the_file_system_has_none(self):
+        unlocked = load(None, {"run": "a", "runs_dir": str(self.runs), "lock": False})
+        with (
+            mock.patch("myxtts.files.fcntl.flock", side_effect=OSError(errno.ENOSYS, "none")),
+            mock.patch("myxtts.train.resolve_start", side_effect=DataError("no corpus")),
+            self.assertRaisesRegex(DataError, "no corpus"),
+        ):
+            train(unlocked)
+        with self.assertRaisesRegex(ConfigError, "cache_dataset needs a file system with locks"):
+            load(None, {"lock": False, "cache_dataset": True})
 
     def test_a_second_resume_leaves_checkpoints_alone_that_the_first_one_is_rewriting(self):
         former = self.runs / "a" / "checkpoints" / ".former-step-000010"

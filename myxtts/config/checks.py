@@ -42,6 +42,8 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
     # Against random weights, discriminators teach a vocoder to make noise.
     if config.vocoder.discriminators and training.init_from is None:
         yield "--discriminators need a trained vocoder. Name its run with --init-from."
+    if data.cache_dataset and not config.run.lock:
+        yield "cache_dataset needs a file system with locks. Leave out one of it and --no-lock."
     yield from _selection_contradictions(config.run, config.model.task)
     sync = config.local_sgd
     # Epochs of different shards have different steps, and the jobs sync after the same steps.

@@ -209,7 +209,7 @@ def train_jobs(spec: JobsSpec) -> int:
     settings and nothing could be merged; 130 or 143 when stopped, after checkpoints.
     """
     make_folder(spec.folder / "logs", "--runs-dir")
-    with RunFolder(spec.folder).locked(), status.launcher_lock(spec.folder):
+    with RunFolder(spec.folder).locked(spec.config.run.lock), status.launcher_lock(spec.folder):
         state = _restore_state(spec)
         if state.shards is None:
             # Those of another number of jobs may be there.

@@ -78,21 +78,30 @@ class RunFolder:
             )
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, lock: bool = True) -> Iterator[None]:
         """Keep other processes out of this run for as long as the scope or the process lasts.
 
         Makes the folder, removes what killed processes left of files that they wrote, and removes
-        the folder again if nothing was written to it. Raises ConfigError if another process has it.
+        the folder again if nothing was written to it. Raises ConfigError if another process has it,
+        or the file system has no locks. Without `lock` other processes stay unknown.
         """
         with ExitStack() as scope:
             try:
                 files.make_folder(self.path, "--runs-dir")
-                scope.enter_context(files.locked_file(self.path / LOCK, wait=False))
+                scope.enter_context(files.locked_file(self.path / LOCK, wait=False, lock=lock))
             # FileNotFoundError: the other process has just failed, and removed the folder.
             except (BlockingIOError, FileNotFoundError) as error:
                 raise ConfigError(
                     f"run '{self.path.name}' cannot be trained: another process is training it in"
                     f" {self.path}. Wait for it or stop it, or choose another name with --run."
+                ) from error
+            except OSError as error:
+                if error.errno not in files.NO_LOCKS:
+                    raise
+                raise ConfigError(
+                    f"{self.path / LOCK} cannot be locked: {error.strerror}. Use a file system with"
+                    " locks (Lustre: mount it with -o flock); or give --no-lock, and take care that"
+                    " only one process trains this run, or it is damaged."
                 ) from error
             for partial in self.path.glob(files.PARTIAL_FILES):
                 if not files.is_being_written(partial):

@@ -87,11 +87,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
 
 
-_AWS_BATCH = _Launcher(
-    "AWS_BATCH_JOB_NODE_INDEX",
-    "AWS_BATCH_JOB_NUM_NODES",
-    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
-)
+_MAIN_NODE_OF_AWS_BATCH = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _LAUNCHERS = (
     # torchrun and what sets its variables; an indexed Job of Kubernetes sets the index itself.
     _Launcher("RANK", "WORLD_SIZE", local_size="LOCAL_WORLD_SIZE"),
@@ -107,7 +103,7 @@ _LAUNCHERS = (
         "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
     ),
     _Launcher("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
-    _AWS_BATCH,
+    _Launcher("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES", _MAIN_NODE_OF_AWS_BATCH),
 )
 
 
@@ -117,11 +113,10 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     Returns None if this process trains alone: there is none of them, or only one worker. Raises
     UserError if the environment contradicts itself, or requests something unsupported.
     """
-    cluster = None
-    faults: dict[int, str] = {}
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
         return cluster if cluster is not None and cluster.count > 1 else None
+    faults: dict[int, str] = {}
     # Before Slurm: inside a step, another launcher may start several processes for each task.
     for launcher in _LAUNCHERS:
         size = environ.get(launcher.size, "")
@@ -131,8 +126,7 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
             except PlacementError as error:
                 faults.setdefault(int(size) if size.isdecimal() else 0, str(error))
     # srun sets this variable; a batch script or shell without srun is one process.
-    if "SLURM_STEP_NODELIST" in environ:
-        cluster = _from_slurm(environ)
+    cluster = _from_slurm(environ) if "SLURM_STEP_NODELIST" in environ else None
     count = cluster.count if cluster else 1
     for announced, fault in faults.items():
         if announced != count:
@@ -146,7 +140,7 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
     local_size = environ.get(launcher.local_size, "")
     hosts = (environ.get(launcher.host) or environ.get("MASTER_ADDR", "")).split()
     # AWS Batch names the host of rank 0 to the others alone.
-    if not hosts and launcher is _AWS_BATCH and rank == "0":
+    if not hosts and launcher.host is _MAIN_NODE_OF_AWS_BATCH and rank == "0":
         with suppress(OSError):
             hosts = [socket.gethostbyname(socket.gethostname())]
     if not hosts and local_size == size:

@@ -35,10 +35,8 @@ FIRST_REPORT_S = 5.0
 REPORT_EVERY_S = 30.0
 RETRY_S = 0.2
 # How long the other end may be silent. A worker introduces itself at once, in a few hundred bytes,
-# and the chief sends a message every SIGN_OF_LIFE_S, which names few of the missing workers: all of
-# them would be of the square of the workers.
+# and the chief sends a message every RETRY_S, which names few of the missing workers.
 SILENCE_S = 10.0
-SIGN_OF_LIFE_S = 1.0
 NAMED_WORKERS = 8
 CLOSE_S = 5.0
 LINE_BYTES = 1 << 20
@@ -151,21 +149,17 @@ class _Chief:
         """Wait for all other workers, and release them; return the addresses of all."""
         _allow_open_files(self._cluster.count)
         server = await asyncio.start_server(self._on_connection, sock=listener, limit=LINE_BYTES)
-        next_sign_s = 0.0
         try:
             while missing := self._missing():
                 wait.check(missing)
-                if time.monotonic() >= next_sign_s:
-                    self._send_all(_Answer(waiting=missing))
-                    next_sign_s = time.monotonic() + SIGN_OF_LIFE_S
+                self._send_all(_Answer(waiting=missing))
                 await asyncio.sleep(RETRY_S)
                 if self._mismatch:
                     raise PlacementError(self._mismatch)
             self._send_all(_Answer(go=self._addresses))
             return self._addresses
         except UserError as error:
-            is_mistake = not isinstance(error, PeerLost)
-            self._send_all(_Answer(error=str(error), is_mistake=is_mistake))
+            self._send_all(_Answer(error=str(error), is_mistake=type(error) is not PeerLost))
             raise
         finally:
             server.close()
@@ -254,12 +248,13 @@ def _allow_open_files(workers: int) -> None:
     """Let this process have a connection to each worker; raise PlacementError if it cannot."""
     needed = workers + FURTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise PlacementError(
-                f"{workers} workers need {needed} open files in the chief, but the limit is {hard}."
-                f" Raise it with `ulimit -n {needed}`, or start fewer workers."
-            )
+    # -1 is unlimited.
+    if 0 <= hard < needed:
+        raise PlacementError(
+            f"{workers} workers need {needed} open files in the chief, but the limit is {hard}."
+            f" Raise it with `ulimit -n {needed}`, or start fewer workers."
+        )
+    if 0 <= soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 

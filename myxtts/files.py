@@ -145,6 +145,11 @@ def is_being_written(partial: Path) -> bool:
     return True
 
 
+def cache_folder() -> Path:
+    """Return the user's folder of caches, which may be deleted while no program uses it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "myxtts"
+
+
 def make_folder(folder: Path, flag: str) -> None:
     """Make a folder that may exist, and its parents. Raises ConfigError, which names the flag that
     chooses the folder, if it cannot be made, or files in it cannot.

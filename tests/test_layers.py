@@ -15,6 +15,7 @@ PACKAGE = ROOT / "myxtts"
 ROWS = (
     ("errors", "clock", "machine", "terminal", "tf_internals"),
     ("files", "portable_ops"),
+    ("stores",),
     ("config",),
     ("distributed",),
     ("placement",),
@@ -39,7 +40,7 @@ PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 PROOF_TEST = re.compile(r"test_(gpu_proof|proof_\w+)\.py")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
-errors clock machine terminal config distributed.processes distributed.cluster
+errors clock machine terminal stores config distributed.processes distributed.cluster
 distributed.rendezvous distributed.launcher placement.routes placement.gpu_memory report.page
 audio.format text data.manifest data.batch_plan data.dataset tasks.registry
 training.checkpoint_files training.runs throughput.assess throughput.auto

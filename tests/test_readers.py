@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import tarfile
 import threading
 import unittest
 from collections import deque
@@ -30,9 +31,10 @@ from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import LocalReader, rows_from_files, unreadable
+from myxtts.data.reading import LocalReader, rows_from_files, rows_from_members, unreadable
 from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
+from myxtts.stores import Member
 from tests.fixtures import temporary_folder
 from tests.robustness.heap import bytes_in_use
 from tests.sine_corpus import (
@@ -144,6 +146,7 @@ class RowsCase(FolderCase):
             "native": rows_from_files(manifest, native_loading=True),
             "soundfile": rows_from_files(manifest, native_loading=False),
             "cache": rows_from_cache(manifest, open_cache(manifest, self.folder / "cache", 2)),
+            "shards": rows_from_members(in_a_tar(manifest, self.folder)),
         }
 
 
@@ -248,6 +251,20 @@ class ReadRowsTest(RowsCase):
         for name, read_rows in self.readers(manifest).items():
             with self.subTest(name):
                 self.assertEqual(concrete(read_rows).structured_outputs.shape.rank, 2)
+
+
+def in_a_tar(manifest, folder):
+    """Return the manifest with each file in a tar file."""
+    places = []
+    with tarfile.TarFile(folder / "shard.tar", "w") as tar:
+        for path in map(Path, manifest.paths):
+            begin = tar.offset + tarfile.BLOCKSIZE
+            with open(path, "rb") as file:
+                header = tarfile.TarInfo(path.name)
+                header.size = path.stat().st_size
+                tar.addfile(header, file)
+            places.append(Member(str(folder / "shard.tar"), begin, header.size, path.name))
+    return replace(manifest, paths=tuple(place.address for place in places))
 
 
 def concrete(read_rows):

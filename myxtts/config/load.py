@@ -22,7 +22,7 @@ from myxtts.errors import ConfigError
 
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
-URLS = ("data_service",)  # settings that may be URLs
+URLS = ("data_service", "train_data", "val_data")  # settings that may be URLs
 DEFAULTS = "defaults"  # key of the files that a file builds on
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"

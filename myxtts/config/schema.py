@@ -276,6 +276,10 @@ class DataConfig(Section):
     random factor from exp(-x) to exp(x), and shape the spectrum. For unseen speakers try 0.1."""
     cache_dataset: Annotated[bool, LOCAL_READING, PER_MACHINE, OFF_IN_EVALUATION] = False
     """Decode the corpus once, into a memory-mapped file in the run folder."""
+    shard_cache_gb: Annotated[float, LOCAL_READING, PER_MACHINE, Field(ge=0.0, le=1_000_000.0)] = (
+        10.0
+    )
+    """Keep so many GB of a corpus in an object store on the local disk (~/.cache/myxtts/stores)."""
     enable_static_shapes: bool = False
     """Trace the training step once per bucket, instead of once with symbolic shapes."""
     model_start_delay: Annotated[float, Field(ge=0.0, le=3600.0), PER_MACHINE] = 2.0

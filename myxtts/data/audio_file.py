@@ -9,7 +9,7 @@ import math
 import os
 import stat
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +21,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.ffmpeg import libsndfile_path
 from myxtts.errors import DataError
 from myxtts.files import attach_path_to_errors
+from myxtts.stores import Member, member_of, read_member
 
 # Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.
 NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
@@ -74,6 +75,8 @@ class AudioHeader:
 
 def read_header(path: str) -> AudioHeader:
     """Read a header; raise UnusableAudio if the file is missing, empty, unreadable or truncated."""
+    if member := member_of(path):
+        return _member_header(member)
     try:
         status = os.stat(path)
         # A named pipe would block forever.
@@ -93,6 +96,26 @@ def read_header(path: str) -> AudioHeader:
         raise
     except DataError as error:
         raise UnusableAudio("unreadable", str(error)) from error
+    return _with_usable_rate(header)
+
+
+def _member_header(member: Member) -> AudioHeader:
+    if member.size == 0:
+        raise UnusableAudio("empty file")
+    try:
+        file = io.BytesIO(read_member(member))
+        header = _native_header(file, member.size)
+        file.seek(0)
+        header = _with_usable_rate(header or _libsndfile_header(file))
+    except UnusableAudio:
+        raise
+    except DataError as error:
+        raise UnusableAudio("unreadable", str(error)) from error
+    # TensorFlow's operations read whole files only.
+    return replace(header, native=False)
+
+
+def _with_usable_rate(header: AudioHeader) -> AudioHeader:
     low_hz, high_hz = RATE_LIMITS_HZ
     if not low_hz <= header.rate_hz <= high_hz:
         raise UnusableAudio("unreadable", f"a sample rate of {header.rate_hz} Hz")
@@ -102,7 +125,7 @@ def read_header(path: str) -> AudioHeader:
 def check_finite(path: str) -> None:
     """Read all samples; raise UnusableAudio at the first NaN or infinity."""
     try:
-        with soundfile.SoundFile(os.fsencode(path)) as sound:
+        with open_audio(path) as file, open_sound(file) as sound:
             blocks = sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)
             for number, block in enumerate(blocks):
                 finite = np.isfinite(block).all(axis=1)
@@ -148,9 +171,11 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     return AudioHeader(sound[0][1] // 2, SAMPLE_RATE_HZ, native=True, floating=False)
 
 
-def _libsndfile_header(path: str) -> AudioHeader:
+def _libsndfile_header(source: str | io.BytesIO) -> AudioHeader:
     try:
-        with soundfile.SoundFile(os.fsencode(path)) as sound:
+        with soundfile.SoundFile(
+            os.fsencode(source) if isinstance(source, str) else source
+        ) as sound:
             samples = sound.frames
             # libsndfile's length of a FLAC stream is 2^63 - 1.
             if samples / sound.samplerate > 1e9:
@@ -187,17 +212,38 @@ def resampled_length(samples, rate_hz):
     return (2 * samples * SAMPLE_RATE_HZ + rate_hz) // (2 * rate_hz)
 
 
+def open_audio(path: str | Path, content: bytes | None = None) -> BinaryIO:
+    """Open what libsndfile reads of a file or a member of a shard, whose `content` may be given."""
+    if content is None and (member := member_of(str(path))):
+        content = read_member(member)
+    if content is not None:
+        return io.BytesIO(content)
+    # The errors of `open` are clearer than libsndfile's "System error".
+    with open(path, "rb"):
+        return open(libsndfile_path(str(path)), "rb")
+
+
+def open_sound(file: BinaryIO) -> soundfile.SoundFile:
+    source = file if isinstance(file, io.BytesIO) else file.fileno()
+    return soundfile.SoundFile(source, closefd=False)
+
+
 def read_pcm(
-    path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S, start: int = WHOLE
+    path: str | Path,
+    samples: int | None = None,
+    max_s: float = MAX_RECORDING_S,
+    start: int = WHOLE,
+    content: bytes | None = None,
 ) -> np.ndarray:
     """Read a file as mono at 22,050 Hz, int16 [samples]: averaged, resampled by soxr and clipped.
 
     With `start`, the `samples` from there on are read, counted at 22,050 Hz; nothing else of the
     file is decoded but what the resampling filter sees. Raises DataError if the file cannot be
     read, contains a NaN or an infinity there, or does not have the expected length `samples`, from
-    which it may differ by one sample after resampling. Nothing after `max_s` is decoded.
+    which it may differ by one sample after resampling. Nothing after `max_s` is decoded. `content`
+    is that of the file, if it was read already.
     """
-    mono, rate_hz, skipped = read_sound(path, samples, max_s, start)
+    mono, rate_hz, skipped = read_sound(path, samples, max_s, start, content)
     if not np.isfinite(mono).all():
         raise DataError(f"{path} contains samples that are not finite")
     if rate_hz != SAMPLE_RATE_HZ and len(mono):
@@ -212,7 +258,11 @@ def read_pcm(
 
 
 def read_sound(
-    path: str | Path, samples: int | None = None, max_s: float = MAX_RECORDING_S, start: int = WHOLE
+    path: str | Path,
+    samples: int | None = None,
+    max_s: float = MAX_RECORDING_S,
+    start: int = WHOLE,
+    content: bytes | None = None,
 ) -> tuple[np.ndarray, int, int]:
     """Read a file as `read_pcm`, but neither resampled nor checked: float32, and its rate.
 
@@ -220,8 +270,7 @@ def read_sound(
     resampling.
     """
     try:
-        # The errors of `open` are clearer than libsndfile's "System error".
-        with open(path, "rb"), open(libsndfile_path(str(path)), "rb") as file:
+        with open_audio(path, content) as file:
             if start == WHOLE:
                 return *_read(file, path, samples, max_s), 0
             assert samples is not None
@@ -236,7 +285,7 @@ def _read(
     file: BinaryIO, path: str | Path, samples: int | None, max_s: float
 ) -> tuple[np.ndarray, int]:
     """Return the mean of the channels, float32, not finite where one is not, and the rate."""
-    with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
+    with open_sound(file) as sound:
         # Another length than expected may be more than the memory takes.
         if samples is not None:
             promised = int(resampled_length(sound.frames, sound.samplerate))
@@ -250,7 +299,7 @@ def _read_stretch(file: BinaryIO, start: int, samples: int) -> tuple[np.ndarray,
 
     The first sample read is one that falls on a sample at 22,050 Hz.
     """
-    with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
+    with open_sound(file) as sound:
         rate_hz = sound.samplerate
         divisor = math.gcd(rate_hz, SAMPLE_RATE_HZ)
         margin_s = FILTER_S if rate_hz != SAMPLE_RATE_HZ else 0.0

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ from myxtts.data.manifest import (
     frontend_of,
     report_rejected,
 )
-from myxtts.data.metadata_file import leave_out, read_rows
-from myxtts.data.rows import RejectedRow, Row, Rows
+from myxtts.data.metadata_file import corpus_path, leave_out, read_rows
+from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows
 from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
@@ -75,8 +76,11 @@ def load_corpora(
     needs_text = length_rule is not None
     train_rows, validation_rows, malformed, excluded = _rows_of(config, needs_text)
     if length_rule and frontend.kind == "phonemes":
-        check_languages([*train_rows.rows, *validation_rows.rows], data.max_rejected)
-        log_frontend(frontend, {row.language for row in train_rows.rows})
+        both = train_rows.rows, validation_rows.rows
+        # Packing has checked its texts.
+        written = (rows for rows in both if not isinstance(rows, StoredRows))
+        check_languages([*chain.from_iterable(written)], data.max_rejected)
+        log_frontend(frontend, train_rows.languages)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
@@ -113,8 +117,8 @@ def _rows_of(
     """Return the rows to train on and to validate on, the malformed and the excluded rows."""
     data = config.data
     train, validation, malformed = read_rows(
-        Path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
-        Path(data.val_data) if data.val_data is not None else None,
+        corpus_path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
+        corpus_path(data.val_data) if data.val_data is not None else None,
         data.language,
         data.validation_fraction,
         config.training.seed,

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from myxtts.errors import DataError
-from myxtts.files import file_stamp, partial_file_of
+from myxtts.files import cache_folder, file_stamp, partial_file_of
 
 # G.722 and GSM have no header: ffmpeg knows them by these names.
 FFMPEG_SUFFIXES = (
@@ -35,15 +35,10 @@ def libsndfile_path(path: str) -> str:
     if not path.lower().endswith(FFMPEG_SUFFIXES):
         return path
     key = json.dumps([os.path.realpath(path), file_stamp(path)]).encode()
-    decoded = cache_folder() / f"{hashlib.sha256(key).hexdigest()[:32]}.flac"
+    decoded = cache_folder() / "audio" / f"{hashlib.sha256(key).hexdigest()[:32]}.flac"
     if not decoded.exists():
         _decode(path, decoded)
     return str(decoded)
-
-
-def cache_folder() -> Path:
-    """Return the folder of the decoded files, which may be deleted while no program uses it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "myxtts" / "audio"
 
 
 def _decode(path: str, decoded: Path) -> None:

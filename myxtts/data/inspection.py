@@ -25,7 +25,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import WHOLE, read_sound
 from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
-from myxtts.data.metadata_file import read_rows
+from myxtts.data.metadata_file import corpus_path, read_rows
 from myxtts.data.rows import RejectedRow, Rows
 from myxtts.errors import DataError
 from myxtts.files import write_whole
@@ -194,8 +194,8 @@ def inspect_corpus(
     """
     assert data.train_data is not None
     corpora = read_rows(
-        Path(data.train_data),
-        Path(data.val_data) if data.val_data else None,
+        corpus_path(data.train_data),
+        corpus_path(data.val_data) if data.val_data else None,
         data.language,
         validation_fraction=0.0,
         seed=0,
@@ -265,8 +265,8 @@ def _sounds(manifest: Manifest, vocabulary: Vocabulary) -> np.ndarray:
     marks = PUNCTUATION + STRESS_AND_LENGTH + " "
     symbols = vocabulary.symbols
     silent = symbols.encode([symbol for symbol in symbols.symbols if symbol in marks])
-    sums = np.cumsum(np.pad(~np.isin(manifest.tokens, silent), (1, 0)))
-    return np.diff(sums[manifest.token_start])
+    rows = range(len(manifest))
+    return np.array([np.sum(~np.isin(manifest.tokens_of(row), silent)) for row in rows], int)
 
 
 def _findings(clips: Sequence[Clip]) -> list[Finding]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -31,7 +31,7 @@ from myxtts.data.audio_file import (
     resampled_length,
     speech_span,
 )
-from myxtts.data.rows import RejectedRow, Row, Rows, shortened
+from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
 from myxtts.text.frontend import TextFrontend
@@ -41,7 +41,7 @@ from myxtts.text.normalisers import unread
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
-CACHE_FORMAT = 5
+CACHE_FORMAT = 6
 DIGEST_BYTES = 32
 # More than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8
@@ -92,7 +92,12 @@ class LengthRule(NamedTuple):
     subsampling: int = 1
 
     def frames_needed(self, symbols: Sequence[str]) -> int:
-        needed = frames_needed(np.asarray(symbols)) if self.ctc else len(symbols) + 2
+        labels = np.asarray(symbols)
+        return self.frames_needed_for(len(labels), frames_needed(labels) - len(labels))
+
+    def frames_needed_for(self, count, equal_neighbours):
+        """Return the same for numbers of symbols and of equal neighbours; integers or arrays."""
+        needed = count + equal_neighbours if self.ctc else count + 2
         return (needed - 1) * self.subsampling + 1
 
 
@@ -106,49 +111,75 @@ class Manifest:
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
         native: bool [N], whether `tf.audio.decode_wav` returns exactly the samples of its file, of
             which these are at least half.
-        tokens: int32 [all tokens], begin and end included; utterance i has token_start[i] to
-            token_start[i + 1], which are equal for a task that needs no texts.
-        token_start: int64 [N + 1].
+        tokens: integers [all tokens], begin and end included; utterance i has token_counts[i] from
+            token_start[i] on, which is 0 for a task that needs no texts.
+        token_start: int64 [N].
+        token_counts: int32 [N].
         speaker, language: int32 [N].
+        token_ids: what each integer in `tokens` stands for, int32; None if it is the token itself.
+        shard_cache: folder for what was read of shards in an object store.
     """
 
-    ids: tuple[str, ...]
-    paths: tuple[str, ...]
-    texts: tuple[str, ...]
+    ids: Sequence[str]
+    paths: Sequence[str]
+    texts: Sequence[str]
     starts: np.ndarray
     samples: np.ndarray
     native: np.ndarray
     tokens: np.ndarray
     token_start: np.ndarray
+    token_counts: np.ndarray
     speaker: np.ndarray
     language: np.ndarray
+    token_ids: np.ndarray | None = None
+    shard_cache: Path | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
-    def token_counts(self) -> np.ndarray:
-        """int32 [N]."""
-        return np.diff(self.token_start).astype(np.int32)
+    def tokens_of(self, row: int) -> np.ndarray:
+        """Return the tokens of an utterance, int32."""
+        return self.joined_tokens(slice(row, row + 1))
+
+    def joined_tokens(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return the tokens of some utterances, one after the other, int32."""
+        tokens = self.tokens[flat_indices(self.token_start[rows], self.token_counts[rows])]
+        return tokens.astype(np.int32) if self.token_ids is None else self.token_ids[tokens]
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of ids, stretches, tokens, speakers and languages, but not of paths."""
-        digest = hashlib.sha256(json.dumps(self.ids).encode())
+        digest = hashlib.sha256(b"[")
+        firsts = range(0, len(self), CHUNK_ROWS)
+        # A chunk at a time: the columns of a large corpus stay on the disk.
+        for first in firsts:
+            names = json.dumps([*self.ids[first : first + CHUNK_ROWS]])[1:-1]
+            if first:
+                digest.update(b", ")
+            digest.update(names.encode())
+        digest.update(b"]")
         # Corpora of whole files keep the fingerprint that they had before there were stretches.
         if np.any(self.starts != WHOLE):
             digest.update(self.starts.tobytes())
-        for column in (self.samples, self.token_start, self.tokens, self.speaker, self.language):
-            digest.update(column.tobytes())
+        bounds = np.append(0, np.cumsum(self.token_counts, dtype=np.int64))
+        digest.update(self.samples.tobytes() + bounds.tobytes())
+        for first in firsts:
+            digest.update(self.joined_tokens(slice(first, first + CHUNK_ROWS)).tobytes())
+        digest.update(self.speaker.tobytes() + self.language.tobytes())
         return digest.hexdigest()
 
     def padded_tokens(self, rows: np.ndarray, size: int, length: int) -> np.ndarray:
         """Return the tokens of `rows`, then empty rows: int32 [size, length], padded with 0."""
         padded = np.zeros((size, length), np.int32)
-        for padded_row, row in zip(padded, rows, strict=False):
-            tokens = self.tokens[self.token_start[row] : self.token_start[row + 1]]
-            padded_row[: len(tokens)] = tokens
+        is_token = np.arange(length) < self.token_counts[rows][:, None]
+        padded[: len(rows)][is_token] = self.joined_tokens(rows)
         return padded
+
+
+def flat_indices(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the places of `counts` elements from each of `starts` on, one after the other."""
+    shifts = starts - np.cumsum(counts, dtype=np.int64) + counts
+    return np.repeat(shifts, counts) + np.arange(counts.sum(dtype=np.int64))
 
 
 class _Audio(NamedTuple):
@@ -188,6 +219,8 @@ def build_manifest(
     those in `rows.rejected`.
     """
     frontend = frontend or frontend_of(data)
+    if isinstance(rows.rows, StoredRows):
+        return rows.rows.manifest(data, length_rule, vocabulary, grow, frontend)
     # Characters need no language, so that any name is one.
     if length_rule and frontend.kind == "phonemes":
         codes = {row.language: canonical_code(row.language) for row in rows.rows}
@@ -305,14 +338,7 @@ def _examine(
         # Longer ones are rejected below, without decoding hours.
         if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * SAMPLE_RATE_HZ:
             start, samples = _trimmed(path, start, samples, data.trim)
-        # Rounded away from the limit, so that the message does not seem to contradict it.
-        ms = 1000 * samples / SAMPLE_RATE_HZ
-        if samples < data.min_seconds * SAMPLE_RATE_HZ:
-            limit = f"at least {data.min_seconds} s (--min-seconds)"
-            raise UnusableAudio("too short", f"{math.floor(ms) / 1000:.3f} s, {limit}")
-        if samples > data.max_seconds * SAMPLE_RATE_HZ:
-            limit = f"at most {data.max_seconds} s (--max-seconds)"
-            raise UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
+        check_duration(samples, data)
         # Of floats alone, since it reads all samples.
         if header.floating:
             check_finite(path)
@@ -320,6 +346,18 @@ def _examine(
         return error
     # Of a native file all samples are decoded.
     return _Audio(row, path, real_path, start, samples, header.native and 2 * samples >= length)
+
+
+def check_duration(samples: int, data: DataConfig) -> None:
+    """Raise UnusableAudio if an utterance is shorter or longer than the settings allow."""
+    # Rounded away from the limit, so that the message does not seem to contradict it.
+    ms = 1000 * samples / SAMPLE_RATE_HZ
+    if samples < data.min_seconds * SAMPLE_RATE_HZ:
+        limit = f"at least {data.min_seconds} s (--min-seconds)"
+        raise UnusableAudio("too short", f"{math.floor(ms) / 1000:.3f} s, {limit}")
+    if samples > data.max_seconds * SAMPLE_RATE_HZ:
+        limit = f"at most {data.max_seconds} s (--max-seconds)"
+        raise UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
 
 
 def _stretch(row: Row, length: int) -> tuple[int, int]:
@@ -407,14 +445,17 @@ def _usable_text(
             elif vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
                 reject(row, UNKNOWN_SYMBOL, " ".join(unknown))
             elif frames < (needed := length_rule.frames_needed(symbols)):
-                detail = f"{frames} frames, but {len(symbols)} symbols need {needed}"
-                reject(row, "audio too short for its text", detail)
+                reject(row, *too_short_for_text(frames, len(symbols), needed))
             else:
                 yield utterance, symbols
     if left:
         most = ", ".join(word for word, _ in left.most_common(8))
         line = "left           %d of %d texts have what espeak-ng reads in its own way: %s"
         log.info(line, texts, len(audio), most)
+
+
+def too_short_for_text(frames: int, symbols: int, needed: int) -> tuple[str, str]:
+    return "audio too short for its text", f"{frames} frames, but {symbols} symbols need {needed}"
 
 
 def _columns(
@@ -433,6 +474,7 @@ def _columns(
     for row, (_, symbols) in enumerate(usable):
         if symbols:
             tokens[row] = vocabulary.symbols.encode(symbols)
+    counts = np.array([*map(len, tokens)], np.int32)
     manifest = Manifest(
         ids=tuple(row.id for row in rows),
         paths=tuple(audio.path for audio, _ in usable),
@@ -441,7 +483,8 @@ def _columns(
         samples=np.array([audio.samples for audio, _ in usable], np.int32),
         native=np.array([audio.native for audio, _ in usable], bool),
         tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
-        token_start=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+        token_start=np.cumsum(counts, dtype=np.int64) - counts,
+        token_counts=counts,
         speaker=np.array([speaker_rows[row.speaker] for row in rows], np.int32),
         language=np.array([language_rows[row.language] for row in rows], np.int32),
     )
@@ -466,11 +509,13 @@ def _save(
     cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]
 ) -> None:
     """Write an .npz file followed by its SHA-256, which np.load and zip tools ignore."""
-    columns = dict(vars(manifest))
-    document = {name: columns.pop(name) for name in STRING_COLUMNS}
+    values = vars(manifest).items()
+    columns = {name: value for name, value in values if isinstance(value, np.ndarray)}
+    document: dict[str, Any] = {name: getattr(manifest, name) for name in STRING_COLUMNS}
     document |= {"key": key, "tables": _vocabulary_to_json(vocabulary), "rejected": rejected}
     body = io.BytesIO()
-    np.savez(body, document=np.frombuffer(json.dumps(document).encode(), np.uint8), **columns)
+    columns["document"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    np.savez(body, **columns)  # type: ignore[arg-type]
     write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
 
 

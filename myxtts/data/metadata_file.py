@@ -14,10 +14,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import AudioFolder, suffix_of
 from myxtts.data.corpus_trees import read_tree
 from myxtts.data.kaldi import read_kaldi
+from myxtts.data.packed import INDEX, read_packed
 from myxtts.data.parquet import read_parquet
 from myxtts.data.rows import (
     DEFAULT_SPEAKER,
@@ -31,11 +34,18 @@ from myxtts.data.rows import (
 )
 from myxtts.data.tables import FORMATS, read_table
 from myxtts.errors import DataError
+from myxtts.stores import is_url, stand_in
 
 LAYOUTS = (read_table, read_kaldi, read_parquet, read_tree)
 PLUGINS = "myxtts.corpora"
+RANK_BYTES = 16
 
 log = logging.getLogger(__name__)
+
+
+def corpus_path(corpus: str) -> Path:
+    """Return the path of a corpus; of one in an object store, a local folder that stands for it."""
+    return stand_in(corpus, INDEX) if is_url(corpus) else Path(corpus)
 
 
 def read_rows(
@@ -95,6 +105,8 @@ def read_corpus(
         raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
     if not os.path.exists(path):
         raise DataError(f"the corpus {path} does not exist in {Path.cwd()}. {FORMATS}")
+    if (packed := read_packed(path)) is not None:
+        return packed
     options = CorpusOptions(path, language, root, needs_text, preferred, columns)
     readers = [*_plugins(), *LAYOUTS]
     layout = next((layout for reader in readers if (layout := reader(options))), None)
@@ -154,15 +166,14 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
     def rank(id_: str) -> bytes:
         text = f"{seed}:{id_}".encode(errors="surrogateescape")
-        return hashlib.blake2b(text, digest_size=16).digest()
+        return hashlib.blake2b(text, digest_size=RANK_BYTES).digest()
 
-    ids = sorted({row.id for row in rows.rows}, key=rank)
-    count = min(max(round(fraction * len(ids)), 1), len(ids) - 1) if fraction > 0 and ids else 0
-    held_out = set(ids[:count])
-    return (
-        rows._replace(rows=tuple(row for row in rows.rows if row.id not in held_out)),
-        rows._replace(rows=tuple(row for row in rows.rows if row.id in held_out), rejected=()),
-    )
+    ranks = np.fromiter(map(rank, rows.ids), f"S{RANK_BYTES}", len(rows.rows))
+    ordered = np.unique(ranks)
+    total = len(ordered)
+    count = min(max(round(fraction * total), 1), total - 1) if fraction > 0 and total else 0
+    is_held_out = np.isin(ranks, ordered[:count])
+    return rows.where(~is_held_out), rows.where(is_held_out)._replace(rejected=())
 
 
 def leave_out(listing: str | None, *corpora: Rows) -> tuple[list[Rows], list[RejectedRow]]:
@@ -193,8 +204,9 @@ def leave_out(listing: str | None, *corpora: Rows) -> tuple[list[Rows], list[Rej
         )
     excluded, kept = [], []
     for rows in corpora:
-        kept.append(rows._replace(rows=tuple(row for row in rows.rows if row.id not in reasons)))
-        for row in (row for row in rows.rows if row.id in reasons):
+        is_named = np.fromiter((name in reasons for name in rows.ids), bool, len(rows.rows))
+        kept.append(rows.where(~is_named))
+        for row in rows.where(is_named).rows:
             place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
             excluded.append(RejectedRow(*place, "excluded", shortened(reasons[row.id])))
     total = sum(len(rows.rows) for rows in corpora)

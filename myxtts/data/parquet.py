@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from myxtts.data.audio_folder import suffix_of
-from myxtts.data.ffmpeg import cache_folder
 from myxtts.data.rows import CorpusOptions, Layout
 from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of, value_of
 from myxtts.errors import DataError
-from myxtts.files import file_stamp, locked_file, new_folder
+from myxtts.files import cache_folder, file_stamp, locked_file, new_folder
 
 BATCH_ROWS = 64
 
@@ -47,7 +46,7 @@ def read_parquet(options: CorpusOptions) -> Layout | None:
         )
     stamps = [(os.path.realpath(path), file_stamp(path)) for path in paths]
     digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
-    folder = cache_folder() / f"parquet-{digest[:32]}"
+    folder = cache_folder() / "audio" / f"parquet-{digest[:32]}"
     if not folder.exists():
         _extract(parts, folder)
     table = Table(JSON, columns, [], header)
@@ -60,15 +59,22 @@ def read_parquet(options: CorpusOptions) -> Layout | None:
     return Layout(form, options.path, rows, [folder])
 
 
-def _open(path: Path) -> _Part:
+def load_pyarrow(path: Path) -> Any:
+    """Return the module that reads a file; raise DataError if it is not installed."""
     try:
         import pyarrow
-        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise DataError(
             f"{path} is read by pyarrow, which is not installed. Install it with `pip install"
             " pyarrow`, or give another form of the corpus."
         ) from error
+    return pyarrow
+
+
+def _open(path: Path) -> _Part:
+    pyarrow = load_pyarrow(path)
+    from pyarrow.parquet import ParquetFile
+
     try:
         file = ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:

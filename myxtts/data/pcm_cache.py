@@ -36,7 +36,7 @@ def open_cache(manifest: Manifest, folder: Path, workers: int) -> Path:
     decoded from. Another process that needs the file waits, and takes it. Raises DataError if an
     utterance cannot be read, or changes meanwhile.
     """
-    path = folder / f"pcm-{_digest(manifest.fingerprint, manifest.paths).hex()[:16]}.int16"
+    path = folder / f"pcm-{_digest(manifest.fingerprint, [*manifest.paths]).hex()[:16]}.int16"
     if _is_current(path, manifest):
         return path
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,10 +27,12 @@ from myxtts.data.features import FeatureExtractor
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import LocalReader, ReadBatches, Reader, rows_from_files
+from myxtts.data.reading import LocalReader, ReadBatches, Reader, rows_from_files, rows_from_members
 from myxtts.data.service import ServiceReader
+from myxtts.data.shard_cache import ShardCache
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
+from myxtts.stores import member_of, read_member
 from myxtts.tf_internals import run_operations_as_kernels
 
 # Microbatches whose copies have begun, besides the one that a step takes next. So the copy for a
@@ -240,6 +242,11 @@ def make_reader(
         return ServiceReader(data.data_service, manifest, fields, reference_samples, data)
     if data.cache_dataset:
         read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
+    elif len(manifest) and member_of(manifest.paths[0]):
+        read = read_member
+        if manifest.shard_cache is not None and data.shard_cache_gb:
+            read = ShardCache(manifest.shard_cache, 1e9 * data.shard_cache_gb).read
+        read_rows = rows_from_members(manifest, read)
     else:
         read_rows = rows_from_files(manifest, data.use_tf_native_loading)
     return LocalReader(manifest, fields, reference_samples, data, read_rows)

@@ -19,10 +19,11 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.batch import TEXT, Batch, Field
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import WHOLE, read_header, read_pcm, read_wave
+from myxtts.data.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm, read_wave
 from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.manifest import Manifest
 from myxtts.errors import DataError
+from myxtts.stores import Member, member_of, read_member, read_members
 
 # For an unreadable file TensorFlow raises the second one where its message quotes bytes that are
 # not UTF-8.
@@ -176,6 +177,30 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
 
         wave = tf.TensorSpec([None], tf.int16)
         return tf.map_fn(read_or_silence, (rows, starts, samples), fn_output_signature=wave)
+
+    return read_rows
+
+
+def rows_from_members(
+    manifest: Manifest, read: Callable[[Member], bytes] = read_member
+) -> ReadRows:
+    """Return what reads rows of batches from shards, the utterances of a batch at the same time."""
+
+    def load(rows, starts, samples, padded):
+        batch = np.zeros((len(rows), padded), np.int16)
+        places = np.flatnonzero(samples)
+        paths = [manifest.paths[row] for row in rows[places]]
+        contents = read_members([member for member in map(member_of, paths) if member], read)
+        for place, path, content in zip(places, paths, contents, strict=True):
+            row, begin, count = rows[place], starts[place], samples[place]
+            where = int(manifest.samples[row]), MAX_RECORDING_S, int(manifest.starts[row])
+            batch[place, :count] = read_pcm(path, *where, content)[begin : begin + count]
+        return batch
+
+    def read_rows(rows, starts, samples, padded):
+        arguments = [rows, starts, samples, padded]
+        batch = tf.numpy_function(load, arguments, tf.int16, stateful=False)
+        return tf.ensure_shape(batch, [None, None])
 
     return read_rows
 

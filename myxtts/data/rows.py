@@ -5,9 +5,13 @@ entry-point group `myxtts.corpora`.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 DEFAULT_SPEAKER = "default"
 SHOWN_CHARACTERS = 500
@@ -42,14 +46,50 @@ class RejectedRow(NamedTuple):
     detail: str
 
 
+class StoredRows(Sequence[Row]):
+    """Rows of a packed corpus, which are read when they are used."""
+
+    @abstractmethod
+    def ids(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def where(self, is_kept: np.ndarray) -> "StoredRows": ...
+
+    @property
+    @abstractmethod
+    def languages(self) -> Sequence[str]: ...
+
+    @abstractmethod
+    def manifest(self, *arguments: Any) -> Any:
+        """Return what `build_manifest` does, from its arguments but rows, cache and workers."""
+
+
 class Rows(NamedTuple):
     """The rows of one corpus, whose audio must be in `folder`; and its form in words."""
 
     metadata: Path
     folder: Path
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     rejected: tuple[RejectedRow, ...] = ()
     form: str = ""
+
+    @property
+    def languages(self) -> set[str]:
+        if isinstance(self.rows, StoredRows):
+            return {*self.rows.languages}
+        return {row.language for row in self.rows}
+
+    @property
+    def ids(self) -> Iterator[str]:
+        if isinstance(self.rows, StoredRows):
+            return self.rows.ids()
+        return (row.id for row in self.rows)
+
+    def where(self, is_kept: Sequence[bool] | np.ndarray) -> "Rows":
+        """Return the rows with True."""
+        if isinstance(self.rows, StoredRows):
+            return self._replace(rows=self.rows.where(np.asarray(is_kept, bool)))
+        return self._replace(rows=tuple(compress(self.rows, is_kept)))
 
 
 class CorpusOptions(NamedTuple):

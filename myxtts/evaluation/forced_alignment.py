@@ -136,7 +136,7 @@ class Aligner:
 
 def fit_corpus(aligner: Aligner, manifest: Manifest) -> list[Fit]:
     """Return the alignment of each utterance, where its text is if it is not far."""
-    tokens = np.split(manifest.tokens, manifest.token_start[1:-1])
+    tokens = [manifest.tokens_of(row) for row in range(len(manifest))]
     fits: dict[int, Fit] = {}
     by_length = np.argsort(manifest.samples, kind="stable")
     firsts = range(0, len(manifest), BATCH_UTTERANCES)
@@ -172,7 +172,7 @@ def search_nearby(aligner: Aligner, manifest: Manifest, row: int, tokens: np.nda
 
 def timed_words(manifest: Manifest, row: int, fit: Fit, record: Record) -> list[TimedWord]:
     """Return the words of an utterance with their times in its recording."""
-    tokens = manifest.tokens[manifest.token_start[row] : manifest.token_start[row + 1]]
+    tokens = manifest.tokens_of(row)
     names = record.vocabulary.symbols.symbols
     symbols = [names[token - FIRST_SYMBOL_ID] for token in tokens[1:-1]]
     language = record.languages[manifest.language[row]]

@@ -257,7 +257,9 @@ def read_clip(path: str, start: int, samples: int) -> tuple[np.ndarray, int]:
     """Read a clip at its own rate, float32 [samples], the mean of its channels; and the rate."""
     mono, rate_hz, skipped = read_sound(path, samples, start=start)
     first, end = (place * rate_hz // SAMPLE_RATE_HZ for place in (skipped, skipped + samples))
-    return mono[first : None if start == WHOLE else end], rate_hz
+    if start == WHOLE:
+        end = len(mono)
+    return mono[first:end], rate_hz
 
 
 def _sounds(manifest: Manifest, vocabulary: Vocabulary) -> np.ndarray:

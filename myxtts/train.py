@@ -7,7 +7,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -41,8 +41,8 @@ from myxtts.training.stop_request import StopRequest, stop_on_signals
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, request: StopRequest | None = None) -> int:
-    """Train as the settings say; return the exit code. `request` may stop it. Raises UserError."""
+def train(config: Config, request: StopRequest | None = None, more: Iterable[Hook] = ()) -> int:
+    """Train, with `more` hooks; `request` may stop it. Return the exit code. Raises UserError."""
     started_s = time.perf_counter()
     cluster = find_cluster(os.environ)
     check_workers_settings(config, cluster)
@@ -90,7 +90,7 @@ def train(config: Config, request: StopRequest | None = None) -> int:
         # the chief writes the run folder, and the others write only their metrics.
         timeline = Timeline()
         write_json(run.folder.path / "run.json", description.describe_run(setup))
-        hooks: list[Hook] = [CheckDevices(started_s)]
+        hooks: list[Hook] = [CheckDevices(started_s), *more]
         alignment = AlignmentWarning()
         save: loop.Save = save_nothing
         observer: Observer | None = None

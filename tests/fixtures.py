@@ -124,26 +124,21 @@ def ends(pid: int) -> bool:
     return False
 
 
-def signal_at(step: int, number: int) -> contextlib.AbstractContextManager:
-    """Send this process a signal when the run in it reports a step."""
-    return call_at(step, lambda: os.kill(os.getpid(), number))
-
-
 @contextlib.contextmanager
-def call_at(step: int, action: Callable[[], object]):
-    """Call an action when a run in this process reports a step."""
+def signal_at(step: int, number: int):
+    """Send this process a signal when the run in it reports a step."""
 
-    class Caller(logging.Handler):
+    class Sender(logging.Handler):
         def emit(self, record):
             if record.getMessage().startswith(f"step {step:6d} |"):
-                action()
+                os.kill(os.getpid(), number)
 
-    caller, logger = Caller(), logging.getLogger("myxtts.report.reporter")
-    logger.addHandler(caller)
+    sender, logger = Sender(), logging.getLogger("myxtts.report.reporter")
+    logger.addHandler(sender)
     try:
         yield
     finally:
-        logger.removeHandler(caller)
+        logger.removeHandler(sender)
 
 
 def reported(program: Callable[[], int]) -> tuple[int, str]:

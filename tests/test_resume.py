@@ -18,7 +18,7 @@ from myxtts.report.metrics import read_metrics
 from myxtts.train import train as train_config
 from myxtts.training.checkpoint_files import latest, read_record
 from myxtts.training.stop_request import StopRequest
-from tests.fixtures import DUAL, REVERSED, SINGLE, call_at, entered, signal_at
+from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long
 from tests.tiny import Workspace, assert_same_arrays, train_in_fork, whole_run
@@ -106,6 +106,21 @@ class TaughtRun(Case):
             self.assert_same_run(workspace, name, "single")
 
 
+class StopAt:
+    """The hook of an engine, which stops the run after a step."""
+
+    pause_kind = "engine"
+
+    def __init__(self, step: int, request: StopRequest):
+        self._step, self._request = step, request
+
+    def is_due(self, end) -> bool:
+        return end.step == self._step
+
+    def __call__(self, end) -> None:
+        self._request.stop()
+
+
 class ToyRuns(Case):
     """Interrupted runs of the toy, compared with an uninterrupted one."""
 
@@ -174,12 +189,13 @@ class ToyRuns(Case):
         self.assertIn(f"resumed        {broken / 'checkpoints/step-000006'}", resumed.out)
         self.assert_same_run(self.workspace, "broken", "whole")
 
-    def test_run_in_a_thread_that_an_object_stops_resumes_and_equals_an_uninterrupted_run(self):
+    def test_run_in_a_thread_that_a_hook_stops_resumes_and_equals_an_uninterrupted_run(self):
         request = StopRequest()
         config, _ = train.parse(self.workspace.argv("threaded", *DUAL))
+        engine = StopAt(4, request)
         quiet = contextlib.redirect_stdout(io.StringIO())
-        with quiet, shared_traces(), call_at(4, request.stop), ThreadPoolExecutor(1) as pool:
-            code = pool.submit(train_config, config, request).result()
+        with quiet, shared_traces(), ThreadPoolExecutor(1) as pool:
+            code = pool.submit(train_config, config, request, more=[engine]).result()
         self.assertEqual(code, 128 + signal.SIGTERM)
         newest = latest(self.workspace.run_dir("threaded") / "checkpoints")
         self.assertEqual(newest.name, "step-000004")

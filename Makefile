@@ -3,6 +3,7 @@
 #                 make real FROM=FOLDER takes the package festvox-ru from a folder, as a file *.deb or unpacked
 # make test       the test suite, in two processes
 # make test-long  the test suite with the tests that take many seconds each, faults, a short soak test and mutants
+# make test-outside  the tests that need other programs, which it installs: Slurm, schemas of Kubernetes; needs root
 # make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
 # make docs      the pages that follow from the sources, in docs/generated: all settings, all messages
@@ -15,8 +16,9 @@ INSTALLED := .venv/installed
 INSTALLED_DEMO := .venv/installed-demo
 INSTALLED_REAL := .venv/installed-real
 INSTALLED_GPU := .venv/installed-gpu
+INSTALLED_OUTSIDE := .venv/installed-outside
 
-.PHONY: demo real test test-long test-quick lint docs gpu-proof
+.PHONY: demo real test test-long test-outside test-quick lint docs gpu-proof
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
@@ -43,6 +45,9 @@ test-long: $(INSTALLED)
 	$(BIN)/python tests/robustness/soak.py --minutes 5
 	$(BIN)/python tests/robustness/mutants.py --count 5
 
+test-outside: $(INSTALLED_OUTSIDE)
+	$(BIN)/python -m unittest discover --start-directory tests/engines --top-level-directory .
+
 test-quick: $(INSTALLED)
 	$(BIN)/python -m tests.run --quick
 
@@ -66,6 +71,10 @@ $(INSTALLED_DEMO): requirements.txt
 $(INSTALLED_REAL): $(INSTALLED_DEMO) requirements-evaluation.txt
 	grep -E '^(speechmos|onnxruntime)' requirements-evaluation.txt | \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	touch $@
+
+$(INSTALLED_OUTSIDE): $(INSTALLED) tests/engines/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/engines/requirements.txt
 	touch $@
 
 $(INSTALLED_GPU): requirements.txt requirements-gpu.txt

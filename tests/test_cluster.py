@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -194,27 +193,46 @@ class LauncherTest(unittest.TestCase):
 
 
 class KubernetesTest(unittest.TestCase):
-    def test_job_in_the_docs_gives_each_pod_its_index(self):
-        page = Path(__file__).parents[1] / "docs/guides/distributed.md"
-        documents = re.search(r"(?ms)^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"))[1]
-        service, job, policy = yaml.safe_load_all(documents)
-        spec = job["spec"]
-        pod = spec["template"]["spec"]
-        name, count = job["metadata"]["name"], spec["completions"]
-        actual = (service["spec"]["selector"], spec["parallelism"])
-        self.assertEqual(actual, ({"job-name": name}, count))
-        self.assertEqual(policy["spec"]["podSelector"]["matchLabels"], {"job-name": name})
-        index_variable, tf_config_variable = pod["containers"][0]["env"]
-        # The second refers to the first, and Kubernetes replaces the reference.
-        self.assertEqual(tf_config_variable["name"], "TF_CONFIG")
+    """The manifests in examples."""
+
+    def test_pods_of_an_indexed_job_find_each_other(self):
+        objects = manifest("indexed_job.yaml")
+        spec, subdomain = objects["Job"]["spec"], objects["Service"]["metadata"]["name"]
+        name = objects["Job"]["metadata"]["name"]
+        self.assertEqual(spec["template"]["spec"]["subdomain"], subdomain)
+        self.assertEqual(objects["Service"]["spec"]["selector"], {"job-name": name})
+        self.assert_workers(spec, f"{name}-0.{subdomain}")
+        selector = objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        self.assertEqual(selector, {"job-name": name})
+
+    def test_pods_of_a_jobset_find_each_other(self):
+        objects = manifest("jobset.yaml")
+        name = objects["JobSet"]["metadata"]["name"]
+        (replicated,) = objects["JobSet"]["spec"]["replicatedJobs"]
+        # As JobSet names its Pods, and the Service that it makes.
+        host = f"{name}-{replicated['name']}-0-0.{name}"
+        self.assert_workers(replicated["template"]["spec"], host)
+        selector = objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        self.assertEqual(selector, {"jobset.sigs.k8s.io/jobset-name": name})
+
+    def assert_workers(self, spec: dict, chief: str) -> None:
+        """Check that each Pod of a Job finds its place in the cluster, by its index."""
+        count = spec["completions"]
+        self.assertEqual(spec["parallelism"], count)
+        (container,) = spec["template"]["spec"]["containers"]
+        train.parse(container["command"][2:])
+        environ = {each["name"]: each["value"] for each in container["env"]}
+        workers = (f"{chief}:2222", *("",) * (count - 1))
         for index in range(count):
-            reference = f"$({index_variable['name']})"
-            value = tf_config_variable["value"].replace(reference, str(index))
-            # As Kubernetes names the pods.
-            hosts = [f"{name}-{i}.{pod['subdomain']}:2222" for i in range(count)]
-            self.assertEqual(find_cluster({"TF_CONFIG": value}), Cluster(tuple(hosts), index))
-        self.assertEqual(pod["subdomain"], service["metadata"]["name"])
-        train.parse(pod["containers"][0]["command"][2:])
+            # Kubernetes sets it in each Pod of an indexed Job.
+            cluster = find_cluster(environ | {"JOB_COMPLETION_INDEX": str(index)})
+            self.assertEqual(cluster, Cluster(workers, index))
+
+
+def manifest(name: str) -> dict[str, dict]:
+    """Return the objects of a manifest by their kinds."""
+    path = Path(__file__).parents[1] / "examples/kubernetes" / name
+    return {each["kind"]: each for each in yaml.safe_load_all(path.read_text("utf-8"))}
 
 
 class SlurmTest(unittest.TestCase):

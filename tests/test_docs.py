@@ -26,9 +26,10 @@ DOCS = ROOT / "docs"
 WRITTEN = sorted(set(DOCS.rglob("*.md")) - set(generate.PAGES))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 COMING_FROM = DOCS / "guides" / "coming_from.md"
-# Of tensorboard, pip and tests.run; of srun, torchrun and mpirun.
+# Of tensorboard, pip and tests.run; of sbatch, srun, torchrun and mpirun.
 FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times", "--resv-ports", "--nnodes"}
 FOREIGN_FLAGS |= {"--nproc-per-node", "--master-addr", "--map-by"}
+FOREIGN_FLAGS |= {"--requeue", "--signal", "--time"}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")

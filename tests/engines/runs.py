@@ -1,0 +1,45 @@
+"""A small corpus and short runs on it, which the tests of several engines start."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STEPS = 20
+FLAGS = (
+    *(
+        "--task",
+        "asr",
+        "--model-size",
+        "tiny",
+        "--batch-size",
+        "2",
+        "--max-steps",
+        str(STEPS),
+        "--log-every",
+        "1",
+    ),
+    *("--checkpoint-every", "4", "--validate-every", "0", "--sample-every", "0"),
+)
+
+
+def make_corpus(folder: Path) -> None:
+    command = [sys.executable, "-m", "myxtts", "corpus", "--utterances", "40", "--out", folder]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def train(*flags: str) -> None:
+    subprocess.run([sys.executable, "train_main.py", *FLAGS, *flags], cwd=ROOT, check=True)
+
+
+def train_by_tf_config(*flags: str, logs: Path) -> None:
+    """Train with two workers of the launcher, which sets TF_CONFIG."""
+    launcher = [sys.executable, "-m", "myxtts", "launch", "--workers", "2", "--logs", logs, "--"]
+    subprocess.run([*launcher, "train_main.py", *FLAGS, *flags], cwd=ROOT, check=True)
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Return the losses of a run by step."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}

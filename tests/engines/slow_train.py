@@ -1,0 +1,27 @@
+"""train_main.py whose steps take STEP_S seconds longer, until Slurm restarts the job."""
+
+import os
+import sys
+import time
+
+from myxtts.commands.console import report_errors
+from myxtts.commands.train import parse, run
+
+
+class Sleep:
+    pause_kind = "sleep"
+
+    def is_due(self, end) -> bool:
+        return "SLURM_RESTART_COUNT" not in os.environ
+
+    def __call__(self, end) -> None:
+        time.sleep(float(os.environ.get("STEP_S", "0")))
+
+
+def main() -> int:
+    config, _ = parse(sys.argv[1:])
+    return run(config, more=[Sleep()])
+
+
+if __name__ == "__main__":
+    sys.exit(report_errors(main))

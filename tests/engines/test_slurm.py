@@ -1,0 +1,140 @@
+"""Slurm itself: the batch script of the guide, and what becomes of its job."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from tests.engines.runs import FLAGS, STEPS, losses, make_corpus, train_by_tf_config
+from tests.engines.slurm import slurm
+from tests.fixtures import entered, temporary_folder
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "slurm.sh"
+# Longer ones are for a machine with other work.
+DEADLINE_S = 60.0 * float(os.environ.get("DEADLINE_MINUTES", "20"))
+LIMIT_MINUTES = int(os.environ.get("LIMIT_MINUTES", "3"))
+# In place of train_main.py, so that a test can act in mid-run. ARRAY stands for the job's index in
+# its array.
+PYTHON = """#!/bin/bash
+shift
+exec {python} -m tests.engines.slow_train "${{@//ARRAY/$SLURM_ARRAY_TASK_ID}}"
+"""
+ENDS = "#!/bin/bash\necho ran >> {folder}/runs\nexit {code}\n"
+
+
+class SlurmCase(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.environ = entered(cls.addClassCleanup, slurm(cpus=4))
+
+    def program(self, source: str) -> dict[str, str]:
+        """Return an environment in which `python` is this script."""
+        binaries = temporary_folder(self.addCleanup)
+        (binaries / "python").write_text(source)
+        (binaries / "python").chmod(0o755)
+        return self.environ | {"PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+    def sbatch(self, environ: dict[str, str], options: str, *flags: str) -> str:
+        node = "--nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gpus-per-task=0"
+        command = ["sbatch", "--parsable", *node.split(), *options.split(), SCRIPT, *flags]
+        output = subprocess.check_output(command, env=environ, text=True, cwd=ROOT)
+        self.addCleanup(subprocess.run, ["scancel", output.strip()], env=environ)
+        return output.strip()
+
+    def wait(self, job: str) -> dict[str, str]:
+        """Wait for the end of a job, whatever its restarts; return what Slurm knows of it."""
+        until_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < until_s:
+            known = self.show(job)
+            if known["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED"):
+                return known
+            time.sleep(1.0)
+        raise TimeoutError(f"job {job} has not ended: {known}")
+
+    def show(self, job: str) -> dict[str, str]:
+        command = ["scontrol", "show", "job", job]
+        text = subprocess.check_output(command, env=self.environ, text=True)
+        return dict(re.findall(r"(\w+)=(\S*)", text))
+
+
+class TrainingTest(SlurmCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        make_corpus(cls.folder / "corpus")
+        cls.flags = ("--runs-dir", str(cls.folder), "--train-data", str(cls.folder / "corpus"))
+        train_by_tf_config(*cls.flags, "--run", "expected", logs=cls.folder / "logs")
+        cls.expected = losses(cls.folder / "expected")
+
+    def submit(self, run: str, options: str, step_s: float) -> str:
+        environ = self.program(PYTHON.format(python=sys.executable)) | {"STEP_S": str(step_s)}
+        flags = (*self.flags, *FLAGS, "--run", run)
+        return self.sbatch(environ, f"{options} --output={self.folder}/{run}-%a.log", *flags)
+
+    def test_jobs_of_an_array_train_at_once_on_a_node_and_one_survives_the_loss_of_a_task(self):
+        job = self.submit("voice-ARRAY", "--array=0-1 --time=0", step_s=1.0)
+        metrics = self.folder / "voice-1" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and f'"step": {STEPS // 2}' in metrics.read_text())
+        listing = subprocess.check_output(
+            ["scontrol", "listpids", self.show(f"{job}_1")["JobId"]], env=self.environ, text=True
+        )
+        tasks = [line.split() for line in listing.splitlines()]
+        (pid,) = [int(task[0]) for task in tasks if task[3:5] == ["1", "1"]]
+        os.kill(pid, signal.SIGKILL)
+        for index in (0, 1):
+            known = self.wait(f"{job}_{index}")
+            log = (self.folder / f"voice-ARRAY-{index}.log").read_text()
+            self.assertEqual(known["JobState"], "COMPLETED", log)
+            self.assertEqual(known["Restarts"], str(index), log)
+            self.assertEqual(losses(self.folder / f"voice-{index}"), self.expected, log)
+        self.assertIn("error: worker 1", log)
+
+    def test_job_continues_by_itself_after_its_time_limit(self):
+        options = f"--time={LIMIT_MINUTES} --signal=TERM@60"
+        job = self.submit("limited", options, step_s=LIMIT_MINUTES * 60.0 / STEPS)
+        known = self.wait(job)
+        (log,) = [path.read_text() for path in self.folder.glob("limited-*.log")]
+        self.assertEqual(known["JobState"], "COMPLETED", log)
+        self.assertGreater(int(known["Restarts"]), 0, log)
+        self.assertIn("stopped        by SIGTERM at step", log)
+        self.assertEqual(losses(self.folder / "limited"), self.expected, log)
+
+    def wait_for(self, is_there) -> None:
+        until_s = time.monotonic() + DEADLINE_S
+        while not is_there():
+            self.assertLess(time.monotonic(), until_s)
+            time.sleep(0.5)
+
+
+class RequeueTest(SlurmCase):
+    """The batch script alone, with a program that ends at once."""
+
+    def ended(self, code: str) -> tuple[str, int]:
+        (self.folder / "runs").unlink(missing_ok=True)
+        environ = self.program(ENDS.format(folder=self.folder, code=code))
+        known = self.wait(self.sbatch(environ, f"--output={self.folder}/log"))
+        return known["JobState"], len((self.folder / "runs").read_text().splitlines())
+
+    def test_mistakes_and_defects_end_the_job(self):
+        for code in ("1", "2"):
+            self.assertEqual(self.ended(code), ("FAILED", 2))
+
+    def test_lost_workers_restart_it(self):
+        again = "$((SLURM_RESTART_COUNT ? 0 : {}))"
+        for code in (137, 138, 143):
+            self.assertEqual(self.ended(again.format(code)), ("COMPLETED", 4))
+
+    def test_cancelled_job_is_not_restarted(self):
+        environ = self.program(f"#!/bin/bash\necho ran >> {self.folder}/began\nexec sleep 600\n")
+        job = self.sbatch(environ, f"--output={self.folder}/log")
+        while not (self.folder / "began").exists():
+            time.sleep(0.2)
+        subprocess.run(["scancel", job], env=self.environ, check=True)
+        known = self.wait(job)
+        self.assertEqual((known["JobState"], known["Restarts"]), ("CANCELLED", "0"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from myxtts.data.ffmpeg import FFMPEG_SUFFIXES
 from myxtts.errors import DataError
+from myxtts.stores import member_of
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", *FFMPEG_SUFFIXES)
 # So named by LJSpeech, Piper, others and Common Voice.
@@ -37,6 +38,8 @@ class AudioFolder:
         is; the name with / instead of \; the file of the same stem, in the Unicode form NFC, with
         the first suffix of SUFFIXES that there is, in upper or lower case.
         """
+        if member_of(name):
+            return name
         for prefix in self._prefixes:
             if name.startswith(prefix):
                 inside = self.find(name.removeprefix(prefix))

@@ -34,6 +34,7 @@ from myxtts.data.audio_file import (
 from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
+from myxtts.stores import member_of
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import canonical_code
 from myxtts.text.lexicon import read_lexicon
@@ -323,13 +324,16 @@ def _examine(
 ) -> _Audio | UnusableAudio:
     """Check the file of a row; `files` are read_header and check_finite."""
     read_header, check_finite = files
-    path = os.path.normpath(os.path.join(folder, row.audio))
+    is_member = member_of(row.audio) is not None
+    path = row.audio
+    if not is_member:
+        path = os.path.normpath(os.path.join(folder, path))
     real_path = os.path.realpath(path)
     # Links may lead anywhere: in caches of Hugging Face, DVC and git-annex all files are links. The
     # second condition accepts absolute names that start with the target of a linked folder.
     roots = (os.path.join(folder, ""), os.path.join(os.path.realpath(folder), ""))
     try:
-        if not (path.startswith(roots[0]) or real_path.startswith(roots[1])):
+        if not (is_member or path.startswith(roots[0]) or real_path.startswith(roots[1])):
             advice = "--audio-root can name a folder that contains it"
             raise UnusableAudio("outside the corpus folder", f"{path}; {advice}")
         header = read_header(path)
@@ -498,7 +502,8 @@ def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, worke
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
 
     def stamp_of(row: Row) -> FileStamp | None:
-        return file_stamp(os.path.join(rows.folder, row.audio))
+        member = member_of(row.audio)
+        return file_stamp(member.tar if member else os.path.join(rows.folder, row.audio))
 
     for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files"):
         digest.update(json.dumps([row, stamp]).encode())

@@ -33,10 +33,11 @@ from myxtts.data.rows import (
     shortened,
 )
 from myxtts.data.tables import FORMATS, read_table
+from myxtts.data.tar_shards import read_tar_shards
 from myxtts.errors import DataError
-from myxtts.stores import is_url, stand_in
+from myxtts.stores import is_url, member_of, stand_in
 
-LAYOUTS = (read_table, read_kaldi, read_parquet, read_tree)
+LAYOUTS = (read_table, read_kaldi, read_parquet, read_tree, read_tar_shards)
 PLUGINS = "myxtts.corpora"
 RANK_BYTES = 16
 
@@ -151,6 +152,9 @@ def _audio_folder(layout: Layout, rows: Sequence[Row]) -> AudioFolder:
 
 
 def _id_of(row: Row, audio: str) -> str:
+    member = member_of(audio)
+    if member is not None:
+        audio = f"{os.path.basename(member.tar)}/{member.name}"
     name = os.path.normpath(audio)
     if row.end_s is None and not row.start_s:
         return name
@@ -172,7 +176,9 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     ordered = np.unique(ranks)
     total = len(ordered)
     count = min(max(round(fraction * total), 1), total - 1) if fraction > 0 and total else 0
-    is_held_out = np.isin(ranks, ordered[:count])
+    is_held_out = np.zeros(len(ranks), bool)
+    if count:
+        is_held_out = ranks <= ordered[count - 1]
     return rows.where(~is_held_out), rows.where(is_held_out)._replace(rejected=())
 
 

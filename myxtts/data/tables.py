@@ -330,7 +330,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
         rows = []
         for said in entry["supervisions"]:
             row = {name: said.get(name) for name in ("text", "speaker", "language", "duration")}
-            row["language"] = _language_code(row["language"])
+            row["language"] = language_code(row["language"])
             rows.append(row | {"path": source["source"], "start": entry["start"] + said["start"]})
         return rows
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -338,7 +338,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
 
 
 @cache
-def _language_code(name: str | None) -> str | None:
+def language_code(name: str | None) -> str | None:
     """Return the code of a language that Lhotse names in English, or else the name itself."""
     if not name:
         return None

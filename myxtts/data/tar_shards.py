@@ -1,0 +1,156 @@
+"""Corpora in tar files as others write them: Lhotse Shar, NeMo's tarred datasets and WebDataset.
+
+Their audio stays where it is: the name of a row's audio is an address within a tar file.
+"""
+
+import gzip
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+from myxtts.data.audio_folder import suffix_of
+from myxtts.data.rows import CorpusOptions, Layout
+from myxtts.data.tables import COLUMN_NAMES, JSON, Table, language_code, meanings, row_of, value_of
+from myxtts.errors import DataError
+from myxtts.stores import Member, Store, base_of, is_url, open_store, place_of
+
+# Cuts end at samples, and supervisions are rounded.
+SAME_S = 0.01
+
+
+def read_tar_shards(options: CorpusOptions) -> Layout | None:
+    """Read a folder of tar files, or a folder that stands for an object store with them."""
+    folder = options.path
+    if not os.path.isdir(folder):
+        return None
+    base = base_of(folder)
+    store = open_store(base)
+    names = os.listdir(folder)
+    if is_url(base):
+        names = [name for name in store.list() if "/" not in name]
+    tars = sorted(name for name in names if name.endswith(".tar"))
+    cuts = sorted(name for name in names if name.startswith("cuts.") and ".jsonl" in name)
+    lists = sorted(
+        name for name in names if name.endswith((".json", ".jsonl")) and name not in cuts
+    )
+    if not tars:
+        return None
+    if cuts:
+        recordings = [name for name in tars if name.startswith("recording.")]
+        form, entries = "Lhotse Shar", _shar(store, cuts, recordings)
+    elif lists:
+        form, entries = "tar files listed for NeMo", _nemo(store, lists, tars)
+    else:
+        form, entries = "WebDataset", _webdataset(store, tars)
+    found = [*entries]
+    header = tuple(dict.fromkeys(chain.from_iterable(found)))
+    columns = meanings(header, options.needs_text)
+    if columns is None:
+        raise DataError(
+            f"the tar files in {base} should have audio and texts, but have {', '.join(header)}."
+            f" Name the texts {COLUMN_NAMES['text'][0]}, in a JSON or text file of each utterance."
+        )
+    table = Table(JSON, columns, [], header)
+    rows = [
+        row_of(
+            line, [value_of(entry.get(name)) for name in header], table, folder, options.language
+        )
+        for line, entry in enumerate(found, 1)
+    ]
+    return Layout(
+        f"{form} in {base}, keys {', '.join(filter(None, columns))}", folder, rows, [folder]
+    )
+
+
+def _members(
+    store: Store, tar: str, suffixes: Sequence[str] = ()
+) -> Iterator[tuple[Member, bytes]]:
+    """Yield the files in a tar file, with the content of those with some suffixes."""
+    try:
+        with store.open(tar) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for header in archive:
+                if header.isfile():
+                    place = place_of(store.base, tar), header.offset_data, header.size
+                    content = b""
+                    if header.name.endswith(tuple(suffixes)):
+                        content = archive.extractfile(header).read()  # type: ignore[union-attr]
+                    yield Member(*place, header.name.removeprefix("./")), content
+    except tarfile.TarError as error:
+        raise DataError(f"{store.base}/{tar} cannot be read: {error}. Restore the file.") from error
+
+
+def _audio(store: Store, tar: str) -> dict[str, str]:
+    """Return the addresses of the audio of a tar file by name, with and without the suffix."""
+    found = {}
+    for member, _ in _members(store, tar):
+        if suffix_of(member.name):
+            found[member.name] = found[os.path.splitext(member.name)[0]] = member.address
+    return found
+
+
+def _objects(store: Store, name: str) -> Iterator[dict[str, Any]]:
+    with store.open(name) as file:
+        content = file.read()
+    try:
+        if name.endswith(".gz"):
+            content = gzip.decompress(content)
+        for line in content.splitlines():
+            if line.strip():
+                yield json.loads(line)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{store.base}/{name} cannot be read: {error}. Restore the file."
+        ) from error
+
+
+def _shar(store: Store, cuts: Iterable[str], tars: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each supervision: its cut is the whole of a file."""
+    for name, tar in zip(cuts, tars, strict=False):
+        audio = _audio(store, tar)
+        for cut in _objects(store, name):
+            for said in cut.get("supervisions") or [{}]:
+                row = {key: said.get(key) for key in ("text", "speaker")}
+                row |= {
+                    "path": audio.get(cut["id"]),
+                    "language": language_code(said.get("language")),
+                }
+                start_s, length_s = said.get("start", 0.0), said.get("duration", cut["duration"])
+                if start_s > SAME_S or length_s < cut["duration"] - SAME_S:
+                    row |= {"start": max(start_s, 0.0), "duration": length_s}
+                yield row
+
+
+def _nemo(store: Store, lists: Iterable[str], tars: Iterable[str]) -> Iterator[dict[str, Any]]:
+    audio: dict[str, str] = {}
+    for tar in tars:
+        audio |= _audio(store, tar)
+    for name in lists:
+        for entry in _objects(store, name):
+            path = entry.pop("audio_filepath", "")
+            yield {"path": audio.get(path) or audio.get(os.path.basename(path)), **entry}
+
+
+def _webdataset(store: Store, tars: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the samples: files of one name up to the first dot, one after the other."""
+    for tar in tars:
+        key, row = "", dict[str, Any]()
+        for member, content in _members(store, tar, (".txt", ".json")):
+            folder, _, file = member.name.rpartition("/")
+            stem, _, suffix = file.partition(".")
+            if key != f"{folder}/{stem}" and row.get("path"):
+                yield row
+            if key != f"{folder}/{stem}":
+                key, row = f"{folder}/{stem}", {}
+            if suffix_of(file):
+                row["path"] = member.address
+            elif suffix == "txt":
+                row["text"] = content.decode(errors="replace")
+            elif suffix == "json":
+                with suppress(ValueError):
+                    row = {**json.loads(content), **row}
+        if row.get("path"):
+            yield row

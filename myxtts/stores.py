@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from myxtts.errors import DataError
-from myxtts.files import cache_folder, file_stamp, locked_file, new_folder
+from myxtts.files import cache_folder, file_stamp, locked_file, new_folder, write_whole
 
 # Objects that are read at the same time: they mostly wait for the network.
 THREADS = 32
@@ -117,12 +117,15 @@ class Store:
         with self._explained(name), open(os.path.join(self.base, name), "rb") as file:
             yield file
 
-    def put(self, name: str, path: Path) -> None:
-        """Move a file into the folder, whole or not at all."""
+    def put(self, name: str, path: Path, keep: bool = False) -> None:
+        """Move a file into the folder, or copy it with `keep`, whole or not at all."""
         target = Path(self.base, name)
         with self._explained(name):
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, target)
+            if keep:
+                write_whole(target, path.read_bytes())
+            else:
+                os.replace(path, target)
 
     def fetch(self, name: str, path: Path) -> Path:
         """Copy a file to `path`, and return that."""
@@ -198,9 +201,11 @@ class ObjectStore(Store):
             reader = self._api.open_reader(self._bucket, name, buffer_size=READ_AHEAD_BYTES)
             yield io.BufferedReader(_Raw(reader), READ_AHEAD_BYTES)
 
-    def put(self, name: str, path: Path) -> None:
-        with self._explained(name):
-            self._api.put(self._bucket, name, path)
+    def put(self, name: str, path: Path, keep: bool = False) -> None:
+        # That the file is missing is no error of the store.
+        with open(path, "rb") as file, self._explained(name):
+            self._api.put(self._bucket, name, file)
+        if not keep:
             path.unlink()
 
     def fetch(self, name: str, path: Path) -> Path:
@@ -283,6 +288,14 @@ def stand_in(url: str, name: str) -> Path:
                     if version is not None:
                         store.fetch(name, partial / name)
     return folder
+
+
+def run_folder(runs_dir: str, run: str) -> Path:
+    """Return the local folder of a run, which is in the user's cache if `runs_dir` is a URL."""
+    if not is_url(runs_dir):
+        return Path(runs_dir, run)
+    digest = hashlib.sha256(runs_dir.rstrip("/").encode()).hexdigest()[:16]
+    return cache_folder() / "runs" / digest / run
 
 
 def base_of(folder: Path) -> str:

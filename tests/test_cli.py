@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts import files
-from myxtts.commands import corpus, main, shard, train
+from myxtts.commands import corpus, jobs, main, shard, train
 from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded, setting_help
 from myxtts.config.flags import SECTIONS, SETTINGS
@@ -75,16 +75,19 @@ class FlagTest(unittest.TestCase):
 
     def test_a_url_is_rejected_wherever_it_would_be_a_local_folder(self):
         url, expected = "s3://bucket/a", "is 's3://bucket/a', but must be a local path: .* Mount it"
-        for flag in ("--runs-dir", "--sync-dir", "--audio-root", "--train-data", "--config"):
+        for flag in ("--sync-dir", "--audio-root", "--exclude", "--config"):
             self.assertRegex(self.error_of(f"{flag}={url}"), f"^{flag} {expected}")
-        resumed = self.error_of(f"--resume --runs-dir={url} --run a")
-        self.assertRegex(resumed, f"^--runs-dir {expected}")
         self.assertEqual(
             train.parse(["--data-service=grpc://a:1"])[0].data.data_service, "grpc://a:1"
         )
-        for command, flag in ((corpus, "--out"), (shard, "--input")):
+        for command, flag in ((corpus, "--out"), (shard, "--input"), (jobs, "--runs-dir")):
             with self.assertRaisesRegex(ConfigError, f"^{flag} {expected}"):
                 command.main([flag, url])
+
+    def test_corpora_and_runs_may_be_in_object_stores(self):
+        flags = "--train-data=s3://b/a", "--val-data=s3://b/c", "--runs-dir=s3://b/runs"
+        config, _ = train.parse(flags)
+        self.assertEqual((config.data.train_data, config.run.runs_dir), ("s3://b/a", "s3://b/runs"))
 
     def test_words_that_argparse_changes_are_answered(self):
         fixed = ["--gpus", "1", "--produce-ms", "1", "--step-ms", "1"]

@@ -19,10 +19,11 @@ from myxtts.config.checks import check_settings, inactive_settings
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, nearest
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
+from myxtts.stores import is_url, open_store, run_folder
 
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
-URLS = ("data_service", "train_data", "val_data")  # settings that may be URLs
+URLS = ("data_service", "train_data", "val_data", "runs_dir")  # settings that may be URLs
 DEFAULTS = "defaults"  # key of the files that a file builds on
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"
@@ -164,11 +165,14 @@ def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
 
     Raises ConfigError if there is no such run, unless it may be new and has a name of its own.
     """
-    check_local(runs_dir, "--runs-dir")
-    file = Path(runs_dir, run, RUN_CONFIG)
+    file = run_folder(runs_dir, run) / RUN_CONFIG
+    if is_url(runs_dir) and (store := open_store(f"{runs_dir.rstrip('/')}/{run}")).version(
+        RUN_CONFIG
+    ):
+        store.fetch(RUN_CONFIG, file)
     if file.is_file():
         return file
-    near = nearest(run, [file.parent.name for file in Path(runs_dir).glob(f"*/{RUN_CONFIG}")])
+    near = nearest(run, [each.parent.name for each in file.parents[1].glob(f"*/{RUN_CONFIG}")])
     if may_be_new and (near is None or file.parent.exists()):
         return None
     hint = f"Did you mean --run {near}?" if near else "Name a run with --run and --runs-dir."

@@ -10,7 +10,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +25,7 @@ from myxtts.placement.audit import audit, find_copies, has_gpu_kernels, require_
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
+from myxtts.stores import run_folder
 from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training.description import describe_batch, out_of_memory
@@ -128,7 +128,10 @@ def check_disk_space(state: TrainingState, config: Config) -> Check:
     variables = chain.from_iterable(group.values() for group in state.variables().values())
     size_mib = sum(v.shape.num_elements() * v.dtype.size for v in variables) / 2**20
     count = config.run.keep_checkpoints + 2
-    free_mib = shutil.disk_usage(existing_parent(Path(config.run.runs_dir))).free / 2**20
+    free_mib = (
+        shutil.disk_usage(existing_parent(run_folder(config.run.runs_dir, config.run.run))).free
+        / 2**20
+    )
     needed_mib = count * size_mib + MIN_FREE_MIB
     return required(
         free_mib > needed_mib,

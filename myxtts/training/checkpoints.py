@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from myxtts.errors import CheckpointError
+from myxtts.errors import CheckpointError, DataError
 from myxtts.files import partial_folder_of
 from myxtts.report.metrics import FIGURES
 from myxtts.training import checkpoint_files
@@ -57,13 +57,16 @@ class Checkpoints:
     """The newest `keep` checkpoints of a run and the best; a thread writes them during training.
 
     A context manager: leaving it waits for the checkpoint that is being written, unless a second
-    Ctrl-C ends the program.
+    Ctrl-C ends the program. The thread also calls `copy`, which copies what is written elsewhere.
     """
 
-    def __init__(self, folder: Path, keep: int, record: Record):
+    def __init__(
+        self, folder: Path, keep: int, record: Record, copy: Callable[[], None] = lambda: None
+    ):
         self._folder = folder
         self._keep = keep
         self._record = record
+        self._copy = copy
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
         self._failure: CheckpointError | None = None
@@ -244,6 +247,7 @@ class Checkpoints:
             except (OSError, CheckpointError) as error:
                 log.error("%s A run that resumes from it validates step %d again.", error, step)
         self._prune(needed)
+        self._copy_elsewhere()
 
     def _write(self, target: Path, groups: Groups, record: Record, needed: set[int]) -> None:
         """Write a copy, in the thread."""
@@ -266,6 +270,17 @@ class Checkpoints:
         else:
             self._failure = None
             self._prune(needed)
+            self._copy_elsewhere()
+
+    def _copy_elsewhere(self) -> None:
+        try:
+            self._copy()
+        except DataError as error:
+            self._failure = CheckpointError(
+                f"the newest checkpoint is in {self._folder} alone: {error} --resume on this"
+                " machine copies it."
+            )
+            log.error("%s If the run goes on, it tries again at its next checkpoint.", error)
 
     def _needed_steps(self, state: TrainingState) -> set[int]:
         """Return the steps whose checkpoints are kept however old they are."""

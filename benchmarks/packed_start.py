@@ -1,0 +1,137 @@
+"""Start of a worker on a large packed corpus, and how fast its utterances are read.
+
+python benchmarks/packed_start.py --make corpora/short --utterances 200000
+python benchmarks/packed_start.py corpora/short
+python benchmarks/packed_start.py s3://bucket/short
+
+The corpus has 2,000 utterances of 0.4 s, which each of its shards repeats. Its texts have 60
+symbols. Processor time and memory are those after the imports, in a process of their own.
+"""
+
+import argparse
+import io
+import os
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.config.schema import DataConfig
+from myxtts.data.audio_file import WHOLE, read_pcm
+from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
+from myxtts.data.metadata_file import corpus_path, hold_out, read_corpus
+from myxtts.data.packed import FORMAT, INDEX, NO_SYMBOLS, reading_of
+from myxtts.data.packing import _table, _write_index
+from myxtts.stores import member_of, read_members
+
+SHARD_UTTERANCES = 2_000
+SYMBOLS = 60
+DATA = DataConfig(text_frontend="characters")
+BATCH, BATCHES = 16, 100
+
+
+def make(out: Path, count: int) -> None:
+    random = np.random.default_rng(0)
+    shards = out / "shards"
+    shards.mkdir(parents=True)
+    places = []
+    first = shards / "recording.00000000.tar"
+    with tarfile.TarFile(first, "w") as tar:
+        for number in range(SHARD_UTTERANCES):
+            wave = random.normal(0.0, 0.01, 4 * SAMPLE_RATE_HZ // 10)
+            file = io.BytesIO()
+            soundfile.write(file, wave, SAMPLE_RATE_HZ, "PCM_16", format="FLAC")
+            header = tarfile.TarInfo(f"{number}.flac")
+            header.size = len(file.getvalue())
+            places.append((tar.offset + tarfile.BLOCKSIZE, header.size))
+            file.seek(0)
+            tar.addfile(header, file)
+    names = [first.name]
+    for number in range(1, -(-count // SHARD_UTTERANCES)):
+        names.append(f"recording.{number:08d}.tar")
+        os.link(first, shards / names[-1])
+    letters = [chr(ord("a") + number) for number in range(26)]
+    begin, size = np.array(places)[np.arange(count) % SHARD_UTTERANCES].T
+    inner = random.integers(3, 29, (count, SYMBOLS))
+    edges = np.ones((count, 1), int)
+    texts = ["".join(letters[symbol - 3] for symbol in row) for row in inner[:SHARD_UTTERANCES]]
+    columns = {
+        "id": [f"speaker/{number // 100:06d}/{number:08d}.wav" for number in range(count)],
+        "text": (texts * len(names))[:count],
+        "fault": [None] * count,
+        "shard": np.array([f"shards/{name}" for name in names])[
+            np.arange(count) // SHARD_UTTERANCES
+        ],
+        "begin": begin,
+        "size": size,
+        "start": np.full(count, WHOLE),
+        "samples": np.full(count, 4 * SAMPLE_RATE_HZ // 10, np.int32),
+        "speaker": (np.arange(count) // 1000).astype(np.int32),
+        "language": np.zeros(count, np.int32),
+        "tokens": (
+            (*NO_SYMBOLS, *letters),
+            (np.full(count, SYMBOLS + 2), np.hstack([edges, inner, 2 * edges]).ravel()),
+        ),
+    }
+    speakers = tuple(f"s{number:06d}" for number in range(count // 1000 + 1))
+    info = {
+        "format": FORMAT,
+        "form": "synthetic",
+        "reading": reading_of(DATA, frontend_of(DATA), True),
+        "espeakng_loader": "",
+        "malformed": [],
+    }
+    _write_index(out / INDEX, _table(columns, {"speaker": speakers, "language": ("en",)}), info)
+
+
+def private_mib() -> float:
+    """Return the memory that this process shares with no other, and no file backs."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) / 1024
+
+
+def measure(corpus: str) -> None:
+    import pyarrow.ipc  # noqa: F401  its import is not of the manifest
+
+    cpu_s, mib = time.process_time(), private_mib()
+    # A text of 62 symbols needs more frames than 0.4 s have.
+    rule = LengthRule(subsampling=0)
+    halves = hold_out(read_corpus(corpus_path(corpus), "en"), 0.05, 0)
+    train, vocabulary, _ = build_manifest(halves[0], DATA, rule)
+    held_out, _, _ = build_manifest(halves[1], DATA, rule, vocabulary)
+    fingerprint = train.fingerprint
+    cpu_s, mib = time.process_time() - cpu_s, private_mib() - mib
+    print(f"{len(train)} + {len(held_out)} utterances, fingerprint {fingerprint[:8]}")
+    print(f"start: {cpu_s:.2f} s of processor time, {mib:.0f} MiB of its own")
+    random = np.random.default_rng(1)
+    cpu_s, began_s = time.process_time(), time.perf_counter()
+    for _ in range(BATCHES):
+        paths = [train.paths[row] for row in random.integers(0, len(train), BATCH)]
+        contents = read_members([member_of(path) for path in paths])
+        for path, content in zip(paths, contents, strict=True):
+            read_pcm(path, 4 * SAMPLE_RATE_HZ // 10, content=content)
+    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+    rate = BATCH * BATCHES / wall_s
+    print(f"reading: {rate:,.0f} utterances/s, {1e6 * cpu_s / BATCH / BATCHES:.0f} µs each")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("corpus", nargs="?", help="packed corpus to measure")
+    parser.add_argument("--make", type=Path, help="write such a corpus instead")
+    parser.add_argument("--utterances", type=int, default=200_000)
+    options = parser.parse_args()
+    if options.make:
+        make(options.make, options.utterances)
+    else:
+        measure(options.corpus)
+
+
+if __name__ == "__main__":
+    main()

@@ -39,3 +39,13 @@ class PeerLost(UserError):
     """
 
     exit_code = 138
+
+
+def lacking_memory(error: Exception) -> str:
+    """Return the line of an out-of-memory error that says what did not fit, and where.
+
+    An error in a compiled function begins with the lines of Python that made the operation.
+    """
+    lines = getattr(error, "message", str(error)).splitlines() or [""]
+    line = next((line for line in lines if line.startswith("OOM when allocating")), lines[0])
+    return line.rstrip(".")

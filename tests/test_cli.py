@@ -386,7 +386,11 @@ class FaultTest(FolderCase):
 
     def test_a_lack_of_memory_says_where_and_what_to_do(self):
         class ResourceExhaustedError(Exception):
-            message = "OOM when allocating tensor on /device:GPU:0 by GPU_0_bfc.\nHint"
+            # As TensorFlow says it of an operation in a compiled function.
+            message = (
+                "Graph execution error:\n\nDetected at node Mul defined at (most recent call last):"
+            )
+            message += "\nOOM when allocating tensor on /device:GPU:0 by GPU_0_bfc.\nHint"
 
         errors = types.SimpleNamespace(ResourceExhaustedError=ResourceExhaustedError)
         for error, expected in (

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from myxtts.errors import ConfigError, UserError
+from myxtts.errors import ConfigError, UserError, lacking_memory
 from myxtts.files import FULL
 from myxtts.terminal import detach_stdout, discard_stdout, printable
 
@@ -94,7 +94,7 @@ def _fixable(error: Exception) -> str | None:
     )
     if not lacks_memory:
         return None
-    reason = getattr(error, "message", str(error)).partition("\n")[0].rstrip(".")
+    reason = lacking_memory(error)
     return f"out of memory: {reason}. End other programs on this machine or GPU, or use the CPU."
 
 

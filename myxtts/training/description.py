@@ -20,7 +20,7 @@ from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.data.pipeline import HANDED_OVER_AHEAD
-from myxtts.errors import TrainingError
+from myxtts.errors import TrainingError, lacking_memory
 from myxtts.models.layers import parameter_count, weight_count
 from myxtts.placement.devices import describe
 from myxtts.placement.routes import Placement
@@ -248,7 +248,7 @@ def out_of_memory(
     """Return the error with the limits of the devices; `batch` is from `describe_batch`."""
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
     return TrainingError(
-        f"out of memory{batch}: {error.message.splitlines()[0]} (the model is on"
+        f"out of memory{batch}: {lacking_memory(error)} (the model is on"
         f" {placement.routes[0].model}; limits: {limits}). Raise --model-gpu-memory or"
         " --data-gpu-memory, with which a run can resume; or start another one with a lower"
         " --batch-size (and a higher --gradient-accumulation), --max-seconds,"

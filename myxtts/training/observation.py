@@ -26,7 +26,7 @@ from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
 from myxtts.data.pipeline import HandOver, Pipeline, ProducedBatch, ReplicaFeed
 from myxtts.data.reading import read_row
-from myxtts.errors import TrainingError, UserError
+from myxtts.errors import TrainingError, UserError, lacking_memory
 from myxtts.models.loss_groups import network_variables, observed_names
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard
@@ -233,7 +233,7 @@ class HeldOutWork:
                 metrics |= self._evaluator(observation.step, throttle)
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
-                f"{observation}: out of memory on {self._device}: {error.message.splitlines()[0]}."
+                f"{observation}: out of memory on {self._device}: {lacking_memory(error)}."
                 " Resume with --resume and --observer on another device (model, cpu, or the index"
                 " of a GPU), or with --sample-every 0 or --evaluate-every 0."
             ) from error

@@ -5,7 +5,7 @@
 
 namespace virtual_gpu {
 
-using tensorflow::TensorShape;
+using tensorflow::Tensor;
 
 namespace {
 
@@ -22,28 +22,24 @@ const Costs& TheCosts() {
   return costs;
 }
 
-}  // namespace
-
-bool ComputesNothing(double bytes) {
-  static const bool nothing = Number("COSTS_ONLY", 0) != 0;
-  return nothing && bytes > 4096;
-}
-
-namespace {
-
 // 1 Gbyte/s is 1,000 bytes in a microsecond; so are 1 Gflop/s.
 double Quotient(double amount, double giga_per_s) {
   return giga_per_s > 0 ? amount / (giga_per_s * 1e3) : 0;
 }
 
 // The number of matrices in a batch of them; 1 if it is empty.
-double Matrices(const TensorShape& shape) {
+double Matrices(const Tensor& tensor) {
   double matrices = 1;
-  for (int i = 0; i + 2 < shape.dims(); ++i) matrices *= shape.dim_size(i);
+  for (int i = 0; i + 2 < tensor.dims(); ++i) matrices *= tensor.dim_size(i);
   return std::max(1.0, matrices);
 }
 
 }  // namespace
+
+bool ComputesNothing(double bytes) {
+  static const bool nothing = Number("COSTS_ONLY", 0) != 0;
+  return nothing && bytes > 4096;
+}
 
 double KernelUs(double flops, double bytes) {
   const Costs& costs = TheCosts();
@@ -56,26 +52,26 @@ double CopyUs(double bytes) {
   return costs.scale * (costs.copy_us + Quotient(bytes, costs.link_gbps));
 }
 
-double Flops(const std::string& op, const std::vector<TensorShape>& inputs,
-             const std::vector<TensorShape>& outputs) {
+double Flops(const std::string& op, const std::vector<Tensor>& inputs,
+             const std::vector<Tensor>& outputs) {
   if (op == "MatMul" || op == "_FusedMatMul" || op.rfind("BatchMatMul", 0) == 0) {
     // Of [m, k] times [k, n]: 2 m n k, where k squared is (m k)(k n) / (m n).
-    double size = outputs[0].num_elements() / Matrices(outputs[0]);
+    double size = outputs[0].NumElements() / Matrices(outputs[0]);
     if (size == 0) return 0;
-    double left = inputs[0].num_elements() / Matrices(inputs[0]);
-    double right = inputs[1].num_elements() / Matrices(inputs[1]);
-    return 2.0 * outputs[0].num_elements() * std::sqrt(left * right / size);
+    double left = inputs[0].NumElements() / Matrices(inputs[0]);
+    double right = inputs[1].NumElements() / Matrices(inputs[1]);
+    return 2.0 * outputs[0].NumElements() * std::sqrt(left * right / size);
   }
   if ((op == "Conv2D" || op == "_FusedConv2D") && inputs[1].dims() == 4) {
     double out_channels = std::max<double>(1, inputs[1].dim_size(3));
-    return 2.0 * outputs[0].num_elements() * inputs[1].num_elements() / out_channels;
+    return 2.0 * outputs[0].NumElements() * inputs[1].NumElements() / out_channels;
   }
   if (op.rfind("Conv2DBackprop", 0) == 0 && inputs[2].dims() == 4) {
     // Each gradient multiplies as often as the convolution; the filter is an input or the output.
-    const TensorShape& filter = op == "Conv2DBackpropInput" ? inputs[1] : outputs[0];
+    const Tensor& filter = op == "Conv2DBackpropInput" ? inputs[1] : outputs[0];
     if (filter.dims() != 4) return 0;
     double out_channels = std::max<double>(1, filter.dim_size(3));
-    return 2.0 * inputs[2].num_elements() * filter.num_elements() / out_channels;
+    return 2.0 * inputs[2].NumElements() * filter.NumElements() / out_channels;
   }
   return 0;
 }

@@ -1,11 +1,11 @@
 #include <execinfo.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -43,19 +43,16 @@ double NumberOf(const char* name, int ordinal, double otherwise) {
 
 // ------------------------------------------------------------------------------- time and chaos
 
+using Clock = std::chrono::steady_clock;
+using Microseconds = std::chrono::duration<double, std::micro>;
+
 void SleepUntilUs(double end) {
-  timespec until = {static_cast<time_t>(end / 1e6), static_cast<long>(std::fmod(end, 1e6) * 1e3)};
-  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) == EINTR) {
-  }
+  std::this_thread::sleep_until(std::chrono::time_point<Clock, Microseconds>(Microseconds(end)));
 }
 
 }  // namespace
 
-double NowUs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
-}
+double NowUs() { return Microseconds(Clock::now().time_since_epoch()).count(); }
 
 void Chaos() {
   static const bool on = !Text("CHAOS").empty();
@@ -308,22 +305,20 @@ std::shared_ptr<Signal> Stream::Record() {
 namespace {
 
 // Of what was recorded last. Who waits for an event waits for what is recorded then.
-struct Event {
-  std::shared_ptr<Signal> signal;
-};
+using Event = std::shared_ptr<Signal>;
 
 using Handle = const SP_Device*;
 using Memory = SP_DeviceMemoryBase*;
 using ConstMemory = const SP_DeviceMemoryBase*;
 
-// TensorFlow's handles are these objects. The status that each function gets says that all is well.
+// TensorFlow's handles are these objects. The status that each function gets says that all is well,
+// and the sizes of structs are filled in. Timers are for the tuning of kernels: there are none.
 Device* Of(Handle device) { return static_cast<Device*>(device->device_handle); }
 Stream* Of(SP_Stream stream) { return reinterpret_cast<Stream*>(stream); }
 Event* Of(SP_Event event) { return reinterpret_cast<Event*>(event); }
 
 void Allocate(Handle handle, uint64_t size, int64_t, Memory memory) {
   Device* device = Of(handle);
-  *memory = {SP_DEVICE_MEMORY_BASE_STRUCT_SIZE};
   std::lock_guard<std::mutex> lock(device->mutex);
   if (device->used_bytes + static_cast<int64_t>(size) > device->memory_bytes) return;
   memory->opaque = MapRegion(size);
@@ -334,39 +329,61 @@ void Allocate(Handle handle, uint64_t size, int64_t, Memory memory) {
   if (PoisonsMemory()) Poison(StreamAddress(memory->opaque), size);
 }
 
+void Synchronize(Device* device) {
+  std::unique_lock<std::mutex> lock(device->mutex);
+  std::vector<Stream*> streams(device->streams.begin(), device->streams.end());
+  lock.unlock();
+  for (Stream* stream : streams) stream->Drain();
+}
+
+// Waits for the device, as CUDA does: what was launched may use the memory.
 void Deallocate(Handle handle, Memory memory) {
+  Synchronize(Of(handle));
   UnmapRegion(static_cast<char*>(memory->opaque));
   std::lock_guard<std::mutex> lock(Of(handle)->mutex);
   Of(handle)->used_bytes -= memory->size;
-  *memory = {SP_DEVICE_MEMORY_BASE_STRUCT_SIZE};
 }
 
-void Copy(const char* direction, SP_Stream handle, void* to, const void* from, uint64_t size) {
+// TensorFlow gives host memory by its address, and memory of a device by a struct.
+void* AddressOf(const void* host) { return const_cast<void*>(host); }
+void* AddressOf(ConstMemory memory) { return memory->opaque; }
+
+const char* Direction(const void* to, const void* from) {
+  if (!IsDeviceMemory(to)) return "to host";
+  return IsDeviceMemory(from) ? "between devices" : "to device";
+}
+
+void Move(void* to, const void* from, uint64_t size) {
+  if (ComputesNothing(size) && IsDeviceMemory(to)) return;
+  memcpy(StreamAddress(to), StreamAddress(from), size);
+}
+
+template <class To, class From>
+void Copy(Handle, SP_Stream handle, To to, From from, uint64_t size, TF_Status*) {
   Stream* stream = Of(handle);
+  void *target = AddressOf(to), *source = AddressOf(from);
+  const char* direction = Direction(target, source);
   Chaos();
   ++Counter("copies", direction);
   Trace("issued", stream, "copy", direction, size);
-  char *target = StreamAddress(to), *source = StreamAddress(from);
-  bool is_done = !ComputesNothing(size) || !IsDeviceMemory(to);
   stream->Add(CopyUs(size), [=] {
-    if (is_done) memcpy(target, source, size);
+    Move(target, source, size);
     Trace("done", stream, "copy", direction, size);
   });
 }
 
 // The host waits for these copies.
-void CopyNow(const char* direction, void* to, const void* from, uint64_t size) {
+template <class To, class From>
+void CopyNow(Handle, To to, From from, uint64_t size, TF_Status*) {
   Chaos();
-  ++Counter("blocking copies", direction);
+  ++Counter("blocking copies", Direction(AddressOf(to), AddressOf(from)));
   double end = NowUs() + CopyUs(size);
-  if (!ComputesNothing(size) || !IsDeviceMemory(to)) {
-    memcpy(StreamAddress(to), StreamAddress(from), size);
-  }
+  Move(AddressOf(to), AddressOf(from), size);
   if (end > NowUs()) SleepUntilUs(end);
 }
 
 template <class T>
-void Fill(SP_Stream stream, Memory memory, T value, uint64_t size) {
+void Fill(Handle, SP_Stream stream, Memory memory, T value, uint64_t size, TF_Status*) {
   if (ComputesNothing(size)) value = 0;
   auto* first = reinterpret_cast<T*>(StreamAddress(memory->opaque));
   Of(stream)->Add(KernelUs(0, size), [=] { std::fill(first, first + size / sizeof(T), value); });
@@ -385,33 +402,16 @@ void SetMemory(SP_StreamExecutor* executor) {
     *free = *total - Of(device)->used_bytes;
     return true;
   };
-  executor->mem_zero = [](Handle, SP_Stream stream, Memory memory, uint64_t size, TF_Status*) {
-    Fill<uint8_t>(stream, memory, 0, size);
-  };
-  executor->memset = [](Handle, SP_Stream stream, Memory memory, uint8_t value, uint64_t size,
-                        TF_Status*) { Fill(stream, memory, value, size); };
-  executor->memset32 = [](Handle, SP_Stream stream, Memory memory, uint32_t value, uint64_t size,
-                          TF_Status*) { Fill(stream, memory, value, size); };
-}
-
-void SetCopies(SP_StreamExecutor* executor) {
-  executor->memcpy_dtoh = [](Handle, SP_Stream stream, void* to, ConstMemory from, uint64_t size,
-                             TF_Status*) { Copy("to host", stream, to, from->opaque, size); };
-  executor->memcpy_htod = [](Handle, SP_Stream stream, Memory to, const void* from, uint64_t size,
-                             TF_Status*) { Copy("to device", stream, to->opaque, from, size); };
-  executor->memcpy_dtod = [](Handle, SP_Stream stream, Memory to, ConstMemory from, uint64_t size,
-                             TF_Status*) {
-    Copy("between devices", stream, to->opaque, from->opaque, size);
-  };
-  executor->sync_memcpy_dtoh = [](Handle, void* to, ConstMemory from, uint64_t size, TF_Status*) {
-    CopyNow("to host", to, from->opaque, size);
-  };
-  executor->sync_memcpy_htod = [](Handle, Memory to, const void* from, uint64_t size, TF_Status*) {
-    CopyNow("to device", to->opaque, from, size);
-  };
-  executor->sync_memcpy_dtod = [](Handle, Memory to, ConstMemory from, uint64_t size, TF_Status*) {
-    CopyNow("between devices", to->opaque, from->opaque, size);
-  };
+  executor->mem_zero = [](Handle device, SP_Stream stream, Memory memory, uint64_t size,
+                          TF_Status* ok) { Fill<uint8_t>(device, stream, memory, 0, size, ok); };
+  executor->memset = Fill;
+  executor->memset32 = Fill;
+  executor->memcpy_dtoh = Copy;
+  executor->memcpy_htod = Copy;
+  executor->memcpy_dtod = Copy;
+  executor->sync_memcpy_dtoh = CopyNow;
+  executor->sync_memcpy_htod = CopyNow;
+  executor->sync_memcpy_dtod = CopyNow;
 }
 
 void SetStreams(SP_StreamExecutor* executor) {
@@ -450,10 +450,7 @@ void SetStreams(SP_StreamExecutor* executor) {
   };
   executor->synchronize_all_activity = [](Handle device, TF_Status*) {
     ++Counter("host waits", "device");
-    std::unique_lock<std::mutex> lock(Of(device)->mutex);
-    std::vector<Stream*> streams(Of(device)->streams.begin(), Of(device)->streams.end());
-    lock.unlock();
-    for (Stream* stream : streams) stream->Drain();
+    Synchronize(Of(device));
   };
 }
 
@@ -463,24 +460,19 @@ void SetEvents(SP_StreamExecutor* executor) {
   };
   executor->destroy_event = [](Handle, SP_Event event) { delete Of(event); };
   executor->get_event_status = [](Handle, SP_Event event) {
-    bool is_complete = !Of(event)->signal || Of(event)->signal->HasBeenNotified();
+    bool is_complete = !*Of(event) || (*Of(event))->HasBeenNotified();
     return is_complete ? SE_EVENT_COMPLETE : SE_EVENT_PENDING;
   };
   executor->record_event = [](Handle, SP_Stream stream, SP_Event event, TF_Status*) {
-    Of(event)->signal = Of(stream)->Record();
+    *Of(event) = Of(stream)->Record();
   };
   executor->wait_for_event = [](Handle const, SP_Stream stream, SP_Event event, TF_Status*) {
-    Of(stream)->WaitFor(Of(event)->signal);
+    Of(stream)->WaitFor(*Of(event));
   };
   executor->block_host_for_event = [](Handle, SP_Event event, TF_Status*) {
     ++Counter("host waits", "event");
-    if (Of(event)->signal) Of(event)->signal->WaitForNotification();
+    if (*Of(event)) (*Of(event))->WaitForNotification();
   };
-  // Timers are for the tuning of kernels, which there is none of.
-  executor->create_timer = [](Handle, SP_Timer*, TF_Status*) {};
-  executor->destroy_timer = [](Handle, SP_Timer) {};
-  executor->start_timer = [](Handle, SP_Stream, SP_Timer, TF_Status*) {};
-  executor->stop_timer = [](Handle, SP_Stream, SP_Timer, TF_Status*) {};
 }
 
 void CreateDevice(const SP_Platform*, SE_CreateDeviceParams* params, TF_Status*) {
@@ -490,42 +482,29 @@ void CreateDevice(const SP_Platform*, SE_CreateDeviceParams* params, TF_Status*)
   device->speed = NumberOf("SPEEDS", ordinal, 1);
   device->memory_bytes = NumberOf("MEMORY_MIB", ordinal, 4096) * 1048576;
   Devices().push_back(device);
-  params->device->struct_size = SP_DEVICE_STRUCT_SIZE;
   params->device->ordinal = ordinal;
   params->device->device_handle = device;
   params->device->hardware_name = "virtual GPU";
-  params->device->device_vendor = "none";
-  params->device->pci_bus_id = strdup(("0000:00:0" + std::to_string(ordinal) + ".0").c_str());
 }
 
 void SetPlatform(SP_PlatformFns* platform) {
   using Platform = const SP_Platform*;
-  platform->struct_size = SP_PLATFORM_FNS_STRUCT_SIZE;
   platform->get_device_count = [](Platform, int* count, TF_Status*) {
     *count = static_cast<int>(Number("COUNT", 2));
   };
   platform->create_device = CreateDevice;
   platform->destroy_device = [](Platform, SP_Device*) {};
   platform->create_device_fns = [](Platform, SE_CreateDeviceFnsParams* params, TF_Status*) {
-    params->device_fns->struct_size = SP_DEVICE_FNS_STRUCT_SIZE;
     params->device_fns->get_numa_node = [](Handle) -> int32_t { return 0; };
-    params->device_fns->get_memory_bandwidth = [](Handle) -> int64_t { return -1; };
-    params->device_fns->get_gflops = [](Handle) -> double { return -1; };
   };
   platform->destroy_device_fns = [](Platform, SP_DeviceFns*) {};
   platform->create_stream_executor = [](Platform, SE_CreateStreamExecutorParams* params,
                                         TF_Status*) {
-    params->stream_executor->struct_size = SP_STREAMEXECUTOR_STRUCT_SIZE;
     SetMemory(params->stream_executor);
-    SetCopies(params->stream_executor);
     SetStreams(params->stream_executor);
     SetEvents(params->stream_executor);
   };
   platform->destroy_stream_executor = [](Platform, SP_StreamExecutor*) {};
-  platform->create_timer_fns = [](Platform, SP_TimerFns* functions, TF_Status*) {
-    functions->struct_size = SP_TIMER_FNS_STRUCT_SIZE;
-    functions->nanoseconds = [](SP_Timer) -> uint64_t { return 0; };
-  };
   platform->destroy_timer_fns = [](Platform, SP_TimerFns*) {};
 }
 
@@ -539,7 +518,6 @@ extern "C" void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*)
   action.sa_sigaction = OnSegmentationFault;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGSEGV, &action, &former_action);
-  params->platform->struct_size = SP_PLATFORM_STRUCT_SIZE;
   params->platform->name = "VIRTUAL_GPU";
   params->platform->type = "GPU";
   params->platform->use_bfc_allocator = true;

@@ -341,6 +341,14 @@ class Kernel : public OpKernel {
 
   bool IsOnHost(int input) const { return input_memory_types()[input] == HOST_MEMORY; }
 
+  std::vector<Tensor> InputsOnStream(OpKernelContext* context) const {
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < num_inputs(); ++i) {
+      inputs.push_back(IsOnHost(i) ? context->input(i) : OnStream(context->input(i)));
+    }
+    return inputs;
+  }
+
   bool Launched(OpKernelContext* context, Stream* stream) {
     // Outputs of the scoped allocator are parts of one piece of memory.
     for (int i = 0; i < num_outputs(); ++i) {
@@ -348,17 +356,9 @@ class Kernel : public OpKernel {
     }
     std::optional<Shapes> shapes = InferOnce(context);
     if (!shapes) return false;
-    auto call = std::make_unique<Call>();
-    call->shared = shared_;
-    call->stream = stream;
-    Shapes input_shapes;
+    auto call = std::make_unique<Call>(Call{shared_, InputsOnStream(context), {}, stream});
     double bytes = 0;
-    for (int i = 0; i < num_inputs(); ++i) {
-      const Tensor& input = context->input(i);
-      call->inputs.push_back(IsOnHost(i) ? input : OnStream(input));
-      input_shapes.push_back(input.shape());
-      bytes += input.TotalBytes();
-    }
+    for (const Tensor& input : call->inputs) bytes += input.TotalBytes();
     std::vector<int> reusable;
     if (WorksInPlace(type_string()))
       reusable = num_inputs() > 1 ? std::vector{0, 1} : std::vector{0};
@@ -376,7 +376,7 @@ class Kernel : public OpKernel {
     ++launches_;
     bool computes = DataTypeIsInteger(output_type(0)) || output_type(0) == DT_BOOL;
     if (ComputesNothing(computes ? bytes : HUGE_VAL)) call->shared = nullptr;
-    double flops = Flops(type_string(), input_shapes, *shapes);
+    double flops = Flops(type_string(), call->inputs, call->outputs);
     Launch(stream, type_string(), flops, bytes, [call = std::move(call)] { call->Run(); });
     return true;
   }
@@ -432,11 +432,8 @@ class Kernel : public OpKernel {
 
   void ComputeNow(OpKernelContext* context, Stream* stream) {
     Drain(stream);
-    std::vector<Tensor> inputs, results;
-    for (int i = 0; i < num_inputs(); ++i) {
-      inputs.push_back(IsOnHost(i) ? context->input(i) : OnStream(context->input(i)));
-    }
-    OP_REQUIRES_OK(context, shared_->Compute(inputs, nullptr, &results));
+    std::vector<Tensor> results;
+    OP_REQUIRES_OK(context, shared_->Compute(InputsOnStream(context), nullptr, &results));
     for (int i = 0; i < num_outputs(); ++i) {
       if (output_memory_types()[i] == HOST_MEMORY) {
         context->set_output(i, results[i]);
@@ -463,41 +460,37 @@ class Kernel : public OpKernel {
 
 // -------------------------------------------------------------------------------- registration
 
-class Factory : public kernel_factory::OpKernelFactory {
- public:
-  OpKernel* Create(OpKernelConstruction* construction) override {
-    OpKernel* kernel = nullptr;
-    absl::Status status = Create(construction, &kernel);
-    if (!status.ok()) construction->SetStatus(status);
-    return kernel;
+absl::Status Create(OpKernelConstruction* construction, OpKernel** kernel) {
+  const OpRegistrationData* registration = nullptr;
+  TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUp(construction->def().op(), &registration));
+  NodeDef node = construction->def();
+  if (node.op() == kCtc) {
+    const OpDef* of_cpu = nullptr;
+    TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUpOpDef(kCtcOfCpu, &of_cpu));
+    node.set_op(kCtcOfCpu);
+    AddDefaultsToNodeDef(*of_cpu, &node);
   }
+  std::shared_ptr<const NodeProperties> properties;
+  TF_RETURN_IF_ERROR(NodeProperties::CreateFromNodeDef(node, OpRegistry::Global(), &properties));
+  auto* device = static_cast<DeviceBase*>(construction->device());
+  OpKernel* created = nullptr;
+  TF_RETURN_IF_ERROR(CreateOpKernel(
+      DeviceType(DEVICE_CPU), device, device->GetAllocator({}), construction->function_library(),
+      construction->resource_manager(), properties, construction->graph_def_version(), &created));
+  std::unique_ptr<OpKernel> cpu_kernel(created);
+  if (cpu_kernel->AsAsync()) {
+    return errors::Unimplemented("virtual GPU: the CPU's ", node.op(), " is asynchronous");
+  }
+  *kernel = new Kernel(construction, std::move(cpu_kernel), std::move(properties), registration);
+  return absl::OkStatus();
+}
 
- private:
-  static absl::Status Create(OpKernelConstruction* construction, OpKernel** kernel) {
-    const OpRegistrationData* registration = nullptr;
-    TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUp(construction->def().op(), &registration));
-    NodeDef node = construction->def();
-    if (node.op() == kCtc) {
-      const OpDef* of_cpu = nullptr;
-      TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUpOpDef(kCtcOfCpu, &of_cpu));
-      node.set_op(kCtcOfCpu);
-      AddDefaultsToNodeDef(*of_cpu, &node);
-    }
-    std::shared_ptr<const NodeProperties> properties;
-    TF_RETURN_IF_ERROR(NodeProperties::CreateFromNodeDef(node, OpRegistry::Global(), &properties));
-    auto* device = static_cast<DeviceBase*>(construction->device());
-    OpKernel* created = nullptr;
-    TF_RETURN_IF_ERROR(CreateOpKernel(
-        DeviceType(DEVICE_CPU), device, device->GetAllocator({}), construction->function_library(),
-        construction->resource_manager(), properties, construction->graph_def_version(), &created));
-    std::unique_ptr<OpKernel> cpu_kernel(created);
-    if (cpu_kernel->AsAsync()) {
-      return errors::Unimplemented("virtual GPU: the CPU's ", node.op(), " is asynchronous");
-    }
-    *kernel = new Kernel(construction, std::move(cpu_kernel), std::move(properties), registration);
-    return absl::OkStatus();
-  }
-};
+OpKernel* CreateOrFail(OpKernelConstruction* construction) {
+  OpKernel* kernel = nullptr;
+  absl::Status status = Create(construction, &kernel);
+  if (!status.ok()) construction->SetStatus(status);
+  return kernel;
+}
 
 // Returns a node that needs just this kernel.
 NodeDef NodeOf(const KernelDef& kernel, const OpDef& op) {
@@ -552,8 +545,7 @@ extern "C" void TF_InitKernel() {
     if (IsPortable(kernel, operation->op_def)) continue;
     auto* preferred = new KernelDef(kernel);
     preferred->set_priority(kernel.priority() + 1000);
-    kernel_factory::OpKernelRegistrar registrar(preferred, "VirtualGpuKernel",
-                                                std::make_unique<Factory>());
+    kernel_factory::OpKernelRegistrar registrar(preferred, "VirtualGpuKernel", CreateOrFail);
   }
 }
 
@@ -565,14 +557,10 @@ extern "C" void TF_InitGraph(TP_OptimizerRegistrationParams* params, TF_Status*)
   params->optimizer_configs->layout_optimizer = TF_TriState_Off;
   params->device_type = "GPU";
   params->optimizer->struct_size = TP_OPTIMIZER_STRUCT_SIZE;
-  params->optimizer->create_func = []() -> void* { return new int; };
-  params->optimizer->destroy_func = [](void* optimizer) { delete static_cast<int*>(optimizer); };
   params->optimizer->optimize_func = [](void*, const TF_Buffer* in, const TF_GrapplerItem*,
                                         TF_Buffer* out, TF_Status*) {
-    void* copy = malloc(in->length);
-    memcpy(copy, in->data, in->length);
-    out->data = copy;
+    // TensorFlow keeps the input for longer than the output, and frees it.
+    out->data = in->data;
     out->length = in->length;
-    out->data_deallocator = [](void* data, size_t) { free(data); };
   };
 }

@@ -136,8 +136,8 @@ double KernelUs(double flops, double bytes);
 double CopyUs(double bytes);
 
 // Floating-point operations of products and convolutions; 0 of all other kernels.
-double Flops(const std::string& op, const std::vector<tensorflow::TensorShape>& inputs,
-             const std::vector<tensorflow::TensorShape>& outputs);
+double Flops(const std::string& op, const std::vector<tensorflow::Tensor>& inputs,
+             const std::vector<tensorflow::Tensor>& outputs);
 
 // Launches: keeps the host busy for as long as CUDA takes, and adds work to a stream.
 void Launch(Stream* stream, const std::string& op, double flops, double bytes, Work work);

@@ -42,6 +42,32 @@ def fold_in(seed, name: str):
         return tf.random.experimental.stateless_fold_in(seed, crc32(name.encode()) & 0x7FFFFFFF)
 
 
+def stateless_uniform(shape, seed, low=0.0, high=1.0, dtype=tf.float32):
+    """Return the numbers of `tf.random.stateless_uniform`, by the kernel that it had before.
+
+    That one takes the seed from the host's memory. The newer one takes a key and a counter from the
+    GPU's: two copies in each draw, which wait for all that is queued on the GPU.
+    """
+    uniform = tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
+    return uniform if (low, high) == (0.0, 1.0) else uniform * (high - low) + low
+
+
+def stateless_normal(shape, seed):
+    """Return the numbers of `tf.random.stateless_normal`; see `stateless_uniform`."""
+    return tf.raw_ops.StatelessRandomNormal(shape=shape, seed=seed)
+
+
+def indices(count, first=0):
+    """Return the integers from `first` on, int64 [count]; both are int32 scalars.
+
+    On a GPU, int32 is computed on the host and then copied to the GPU, behind all that is queued
+    there. This kernel takes its arguments from the host's memory and writes to the GPU's.
+    """
+    with on_host():
+        first, limit, step = (tf.cast(number, tf.int64) for number in (first, first + count, 1))
+    return tf.raw_ops.Range(start=first, limit=limit, delta=step)
+
+
 def float32_matmul(a, b, **transposed):
     """Multiply float32 matrices as `tf.matmul` does, but never in TF32.
 

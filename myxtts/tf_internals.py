@@ -7,8 +7,7 @@ The package also relies on public APIs that are marked experimental and may chan
 versions: `tf.config.experimental` (placement, preflight, training.setup, portable_ops),
 `tf.data.experimental` (data.reading, data.service), `CommunicationOptions`
 (distributed.worker_group), `Strategy.experimental_*` (placement.replicas), `stateless_fold_in`
-(portable_ops), `stateless_dropout` (models.layers) and `experimental_get_tracing_count`
-(training.step).
+(portable_ops) and `experimental_get_tracing_count` (training.step).
 """
 
 from collections.abc import Sequence

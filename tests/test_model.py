@@ -9,9 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.models import xtts
-from myxtts.models.layers import Attention, Dense, Embedding, apply_rotary, parameter_count
+from myxtts.models.layers import (
+    Attention,
+    Dense,
+    Embedding,
+    SeededDropout,
+    apply_rotary,
+    parameter_count,
+)
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, FlowCondition, SynthesisOptions, keep_mask
-from myxtts.portable_ops import FRAMES_GRID
+from myxtts.portable_ops import FRAMES_GRID, fold_in
 from tests import tiny
 from tests.long import long
 from tests.tiny import ONE_BLOCK, build_model, features, numpy_of, on_device, rows_of
@@ -205,6 +212,14 @@ class LayersTest(unittest.TestCase):
                 expected.set_weights(layer.get_weights())
                 self.assertEqual(layer(inputs).dtype, expected(inputs).dtype)
                 np.testing.assert_array_equal(layer(inputs), expected(inputs))
+
+    def test_dropout_is_that_of_tensorflow_bit_for_bit(self):
+        seed = tf.constant([3, 4])
+        for precision, dtype in (("float32", tf.float32), ("mixed_bfloat16", tf.bfloat16)):
+            x = tf.random.stateless_normal([3, 40], seed, dtype=dtype)
+            expected = tf.nn.experimental.stateless_dropout(x, 0.3, fold_in(seed, "name"))
+            dropped = SeededDropout(0.3, "name", dtype=precision)(x, seed)
+            np.testing.assert_array_equal(dropped, expected)
 
     def test_only_rotary_attention_depends_on_the_order_of_the_context(self):
         x, context = np.random.default_rng(0).normal(size=(2, 1, 5, 8)).astype(np.float32)

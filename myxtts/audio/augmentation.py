@@ -12,7 +12,13 @@ import tensorflow as tf
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.spectral import counted, frequency_grid, scaled
 from myxtts.config.schema import AugmentationConfig
-from myxtts.portable_ops import float32_matmul, fold_in, on_host
+from myxtts.portable_ops import (
+    float32_matmul,
+    fold_in,
+    on_host,
+    stateless_normal,
+    stateless_uniform,
+)
 
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)
@@ -50,14 +56,14 @@ DRAWS = {
 class Draws:
     """Random numbers for the rows of a batch, whose number is an int32 scalar in host memory.
 
-    Those of `uniform` and `chosen` are parts of one array, since each draw copies its seed to a
-    GPU. For a row they do not depend on the rows after it, on padding, or on which settings are on.
+    Those of `uniform` and `chosen` are parts of one array. For a row they do not depend on the rows
+    after it, on padding, or on which settings are on.
     """
 
     def __init__(self, seed, rows):
         self._seed, self._rows = seed, rows
         shape = [rows, sum(DRAWS.values())]
-        self._uniform = tf.random.stateless_uniform(shape, fold_in(seed, "rows"))
+        self._uniform = stateless_uniform(shape, fold_in(seed, "rows"))
 
     def uniform(self, name: str, low: float = 0.0, high: float = 1.0):
         """Return float32 [rows, DRAWS[name]]."""
@@ -73,11 +79,11 @@ class Draws:
         return self.uniform(name) < probability
 
     def normal(self, name: str, *shape):
-        return tf.random.stateless_normal([self._rows, *shape], fold_in(self._seed, name))
+        return stateless_normal([self._rows, *shape], fold_in(self._seed, name))
 
     def between_rows(self, name: str):
         """Return uniform float32 [rows, rows]."""
-        return tf.random.stateless_uniform([self._rows, self._rows], fold_in(self._seed, name))
+        return stateless_uniform([self._rows, self._rows], fold_in(self._seed, name))
 
 
 def augment(waves, samples, seed, settings: AugmentationConfig):
@@ -259,7 +265,7 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
     """
     padded = tf.shape(waves)[1]
     with on_host():
-        speed = tf.random.stateless_uniform(tf.shape(samples), seed, 1.0 - limit, 1.0 + limit)
+        speed = stateless_uniform(tf.shape(samples), seed, 1.0 - limit, 1.0 + limit)
         before = tf.cast(samples, tf.float64)
         after = tf.cast(tf.round(before / tf.cast(speed, tf.float64)), tf.int32)
         after = tf.maximum(after, tf.minimum(fewest, samples))
@@ -319,7 +325,7 @@ def _mask(largest, length, padded, masks, seed):
 
     Lengths are whole numbers in float32, since a GPU adds int32 on the host.
     """
-    width, position = tf.unstack(tf.random.stateless_uniform([2, tf.shape(length)[0], masks], seed))
+    width, position = tf.unstack(stateless_uniform([2, tf.shape(length)[0], masks], seed))
     width = tf.floor(width * (largest + 1.0)[:, None])
     start = tf.floor(position * (length[:, None] - width + 1.0))
     index = tf.cast(tf.range(padded), tf.float32)[None, None, :]

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.portable_ops import float32_matmul
+from myxtts.portable_ops import float32_matmul, indices
 
 UNVOICED_HZ = 100.0  # where nothing is voiced
 BLOCK_FRAMES = 64
@@ -124,8 +124,8 @@ def interpolate_unvoiced(f0_hz):
     They are 0. A row without voiced frames gets UNVOICED_HZ.
     """
     voiced = f0_hz > 0.0
-    frame = tf.cast(tf.range(tf.shape(f0_hz)[1]), tf.float32)
-    last = tf.cast(tf.shape(f0_hz)[1] - 1, tf.float32)
+    frame = tf.cast(indices(tf.shape(f0_hz)[1]), tf.float32)
+    last = frame[-1]
     # Counted from 1, so that 0 says that there is no voiced frame before, or after.
     before = _running_maximum(tf.where(voiced, frame + 1.0, 0.0))
     after = _running_maximum(tf.where(voiced, last - frame + 1.0, 0.0)[:, ::-1])[:, ::-1]

@@ -9,7 +9,12 @@ import tensorflow as tf
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
 from myxtts.audio.spectral import scaled
-from myxtts.portable_ops import float32_matmul, function_per_device_type, grid_padding
+from myxtts.portable_ops import (
+    float32_matmul,
+    function_per_device_type,
+    grid_padding,
+    stateless_uniform,
+)
 
 # copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
 ITERATIONS = 30
@@ -101,7 +106,7 @@ def griffin_lim(log_mel, iterations, seed):
     float32 [batch, frames, 80], padded with silence -> [batch, frames * 256] in [-1, 1].
     """
     magnitude = inverse_mel_scale(log_mel)
-    phase = tf.random.stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
+    phase = stateless_uniform(tf.shape(magnitude), seed, 0.0, 2.0 * np.pi)
     frames = tf.shape(log_mel)[1]
     # Frames of magnitude 0 add nothing to the wave.
     grid = [[0, 0], [0, grid_padding(frames)], [0, 0]]

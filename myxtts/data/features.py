@@ -18,7 +18,7 @@ from myxtts.audio.pitch import f0
 from myxtts.batch import CONTEXT_FRAMES, TEXT, Field
 from myxtts.config.schema import AugmentationConfig
 from myxtts.data.texts import teacher_row_count
-from myxtts.portable_ops import float32_matmul, fold_in, on_host
+from myxtts.portable_ops import float32_matmul, fold_in, indices, on_host, stateless_uniform
 
 VTLP_COSINES = 9
 NO_AUGMENTATION = AugmentationConfig()
@@ -193,13 +193,11 @@ def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _S
         spare = tf.cast(tf.maximum(frames - segment_frames, 0), tf.float32)
         place = 0.5 * spare
         if at_random:
-            uniform = tf.random.stateless_uniform(
-                tf.shape(frames), fold_in(waves["seed"], "segment")
-            )
+            uniform = stateless_uniform(tf.shape(frames), fold_in(waves["seed"], "segment"))
             place = uniform * (spare + 1.0)
         first = tf.cast(place, tf.int64) - CONTEXT_FRAMES
         length = segment_frames + 2 * CONTEXT_FRAMES
-    offset = tf.cast(tf.range((length + 2 * MARGIN_HOPS) * HOP_SAMPLES), tf.int64)
+    offset = indices((length + 2 * MARGIN_HOPS) * HOP_SAMPLES)
     sample = (first[:, None] - MARGIN_HOPS) * HOP_SAMPLES + offset
     last = tf.cast(waves["samples"], tf.int64)[:, None] - 1
     inside = (sample >= 0) & (sample <= last)
@@ -208,7 +206,7 @@ def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _S
     index = tf.clip_by_value(reflected, 0, tf.maximum(last, 0))
     # Converted before the gather, which has no GPU kernel for int16.
     wave = tf.gather(tf.cast(waves["pcm"], tf.float32) / 32768.0, index, batch_dims=1)
-    frame = first[:, None] + tf.cast(tf.range(length), tf.int64)
+    frame = first[:, None] + indices(length)
     real = (frame >= 0) & (frame < frames[:, None])
     return _Stretch(frame, real, wave, tf.where(inside, wave, 0.0))
 
@@ -362,7 +360,7 @@ def vtlp_warp(seed, rows, limit):
     Returns factors on all frequencies, float32 [rows], from exp(-limit) to exp(limit), and mel
     filters, float32 [rows, bins, bands].
     """
-    uniform = tf.random.stateless_uniform
+    uniform = stateless_uniform
     factor = tf.exp(uniform([rows], fold_in(seed, "frequencies"), -limit, limit))
     spectrum = fold_in(seed, "spectrum")
     amplitudes = uniform([rows, VTLP_COSINES], spectrum, -2.0 * limit, 2.0 * limit)

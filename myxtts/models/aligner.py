@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from myxtts.models.layers import CompositeLayer, Dense, Embedding
+from myxtts.portable_ops import indices
 
 CHANNELS = 96
 # Of the encoder of frames. With 9 frames, times of phonemes were 4 to 12 ms late, and neither loss
@@ -60,7 +61,7 @@ def diagonal_prior(real, token_count, padded_tokens):
 
     def middles(count, padded):
         count = tf.maximum(tf.cast(count, tf.float32), 1.0)[:, None]
-        return (tf.cast(tf.range(padded), tf.float32)[None, :] + 0.5) / count
+        return (tf.cast(indices(padded), tf.float32)[None, :] + 0.5) / count
 
     token = middles(token_count, padded_tokens)
     frame = middles(tf.reduce_sum(real, axis=1), tf.shape(real)[1])

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import tensorflow as tf
 
-from myxtts.portable_ops import float32_matmul
+from myxtts.portable_ops import float32_matmul, indices, stateless_uniform
 
 # Of the squared distance of a frame from a token's mean mel, in normalised units over 80 bands.
 DISTANCE_SCALE = 16.0
@@ -275,7 +275,7 @@ def path_within(ends, padded):
 
     The ends are whole numbers in float32; padded tokens end with the last real one.
     """
-    frame = tf.cast(tf.range(padded), tf.float32)[None, :]
+    frame = tf.cast(indices(padded), tf.float32)[None, :]
     path = tf.reduce_sum(tf.cast(frame[:, :, None] >= ends[:, None, :], tf.float32), axis=2)
     return tf.where(frame < ends[:, -1:], tf.cast(path, tf.int64), -1)
 
@@ -328,11 +328,11 @@ def random_segment(frames, padded, length: int, seed):
     min(length, padded)]; -1 for padding.
     """
     start_count = tf.cast(tf.maximum(frames - length, 0) + 1, tf.float32)
-    start = tf.cast(tf.random.stateless_uniform(tf.shape(frames), seed) * start_count, tf.int64)
-    frame = start[:, None] + tf.cast(tf.range(tf.minimum(length, padded)), tf.int64)
+    start = tf.cast(stateless_uniform(tf.shape(frames), seed) * start_count, tf.int64)
+    frame = start[:, None] + indices(tf.minimum(length, padded))
     return tf.where(frame < tf.cast(frames, tf.int64)[:, None], frame, -1)
 
 
 def frame_indices(path):
     """Return the index of each frame of a path [B, T], int64 [B, T]; -1 for padding."""
-    return tf.where(path >= 0, tf.cast(tf.range(tf.shape(path)[1]), tf.int64)[None, :], -1)
+    return tf.where(path >= 0, indices(tf.shape(path)[1])[None, :], -1)

@@ -12,6 +12,8 @@ the same scale at all times (Karras et al. 2022).
 
 import tensorflow as tf
 
+from myxtts.portable_ops import stateless_uniform
+
 # Noise assumed to remain at t = 1, where the network's unit would otherwise be 0.
 MIN_NOISE = 1e-3
 
@@ -19,7 +21,7 @@ MIN_NOISE = 1e-3
 def sample_times(seed, rows):
     """Draw float32 [rows] in [0, 1), evenly spaced over the rows (Kingma et al. 2021)."""
     position = tf.cast(tf.range(rows), tf.float32) / tf.cast(rows, tf.float32)
-    return tf.math.floormod(tf.random.stateless_uniform([], seed) + position, 1.0)
+    return tf.math.floormod(stateless_uniform([], seed) + position, 1.0)
 
 
 def interpolate_path(noise, data, time):

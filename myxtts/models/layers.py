@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 from myxtts.batch import empty_batch
-from myxtts.portable_ops import fold_in
+from myxtts.portable_ops import fold_in, indices, on_host, stateless_uniform
 
 
 def build_network(precision: str, create: Callable[[], keras.Model], **call):
@@ -45,7 +45,11 @@ def sum_over(x, axes):
 
 def mean_of_rows(x):
     """Return the mean of each row, [B, …, C] -> [B]; see `sum_over`."""
-    values = tf.reduce_prod(tf.cast(tf.shape(x)[1:-1], tf.float32)) * float(x.shape[-1])
+    shape = tf.shape(x)[1:]
+    with on_host():
+        values = tf.reduce_prod(shape)
+    # As an index, so that it is not copied to a GPU.
+    values = tf.cast(indices(1, values), tf.float32)
     return sum_over(x, list(range(1, x.shape.rank))) / values
 
 
@@ -61,7 +65,8 @@ class SeededDropout(layers.Layer):
         """Drop elements of a tensor of any shape; the identity without a seed or with rate 0."""
         if seed is None or self.rate == 0.0:
             return x
-        return tf.nn.experimental.stateless_dropout(x, self.rate, fold_in(seed, self.seed_name))
+        uniform = stateless_uniform(tf.shape(x), fold_in(seed, self.seed_name), dtype=x.dtype)
+        return tf.where(uniform >= self.rate, x * (1 / (1 - self.rate)), tf.zeros([], x.dtype))
 
 
 class Dense(layers.Dense):
@@ -184,7 +189,7 @@ class AttentionBlock(CompositeLayer):
 def apply_rotary(x):
     """Rotate channel pairs of [B, H, L, D] by position × 10000^(-2i/D) (rotary embedding)."""
     half = x.shape[-1] // 2
-    position = tf.cast(tf.range(tf.shape(x)[2]), tf.float32)[:, None]
+    position = tf.cast(indices(tf.shape(x)[2]), tf.float32)[:, None]
     angle = position * _frequencies(half)
     cos, sin = tf.cast(tf.cos(angle), x.dtype), tf.cast(tf.sin(angle), x.dtype)
     left, right = x[..., :half], x[..., half:]

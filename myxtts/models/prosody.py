@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from myxtts.portable_ops import float32_matmul, fold_in
+from myxtts.portable_ops import float32_matmul, fold_in, stateless_normal
 
 # The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of
 # 3 semitones.
@@ -131,7 +131,7 @@ def correlated_noise(texts, correlation, seed):
     place = tf.range(tokens)
     # Each text has its own place in one long noise.
     begin = tf.reduce_sum(texts * (place + 1), axis=1) % NOISE_TOKENS
-    noise = tf.random.stateless_normal([NOISE_TOKENS], seed)
+    noise = stateless_normal([NOISE_TOKENS], seed)
     noise = tf.gather(noise, (begin[:, None] + place) % NOISE_TOKENS)
     if correlation == 0.0:
         return noise

@@ -6,7 +6,7 @@ from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import SILENCE
 from myxtts.models import alignment, prosody
 from myxtts.models.xtts import TEMPERATURE, XTTS
-from myxtts.portable_ops import fold_in
+from myxtts.portable_ops import fold_in, stateless_normal
 
 
 class TeacherModel:
@@ -64,7 +64,7 @@ class TeacherModel:
             encoded, mean, token_prosody, durations, path, frame, speaker.style
         )
         seed = fold_in(batch["seed"], "teacher noise")
-        noise = TEMPERATURE * tf.random.stateless_normal(tf.shape(condition.mel), seed)
+        noise = TEMPERATURE * stateless_normal(tf.shape(condition.mel), seed)
         return self.network.solve_flow(condition, noise, *self._options)
 
 

@@ -29,7 +29,7 @@ from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATUR
 from myxtts.models.discriminators import AdversarialSettings, Discriminators
 from myxtts.models.layers import CompositeLayer, Dense, build_network, mean_of_rows, sum_over
 from myxtts.models.loss_groups import NETWORK, LossGroup
-from myxtts.portable_ops import fold_in
+from myxtts.portable_ops import fold_in, stateless_normal
 
 # Window of the filters, half that of the mel: they change more often than the mel.
 FILTER_SAMPLES = 512
@@ -223,7 +223,7 @@ class Vocoder(keras.Model):
 
     def _generate(self, mel, harmonic, seed, projections: int):
         """Return the wave of a log-mel [B, T, 80] and a harmonic source: float32 [B, T * 256]."""
-        noise = tf.random.stateless_normal(tf.shape(harmonic), fold_in(seed, "noise"))
+        noise = stateless_normal(tf.shape(harmonic), fold_in(seed, "noise"))
         harmonic, noise = source_spectrum(harmonic), source_spectrum(noise)
         envelope = log_envelope(mel)
         gain, real, imaginary, noise_gain = self._filters(mel, envelope, harmonic)

@@ -21,7 +21,7 @@ from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
 from myxtts.models import alignment, flow, layers, prosody
 from myxtts.models.aligner import Aligner
 from myxtts.models.alignment import gather_rows
-from myxtts.portable_ops import fold_in, grid_padding
+from myxtts.portable_ops import fold_in, grid_padding, stateless_normal, stateless_uniform
 
 # Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
 MEL_MEAN = -5.5
@@ -311,7 +311,7 @@ class XTTS(keras.Model):
         durations = alignment.durations_of_path(path, tf.shape(mean)[1])
         frame = alignment.frame_indices(path)
         condition = self.decode(encoded, mean, spoken, durations, path, frame, speaker.style)
-        noise = tf.random.stateless_normal(tf.shape(condition.mel)[1:], fold_in(seed, "noise"))
+        noise = stateless_normal(tf.shape(condition.mel)[1:], fold_in(seed, "noise"))
         noise = tf.broadcast_to(TEMPERATURE * noise, tf.shape(condition.mel))
         mel = self.solve_flow(condition, noise, ode_steps, guidance)
         return mel[:, :longest], frames, path[:, :longest]
@@ -465,10 +465,10 @@ class XTTS(keras.Model):
         rows, *size = tf.unstack(tf.shape(target))
         noise_seed, time_seed = fold_in(batch_seed, "noise"), fold_in(batch_seed, "time")
         if seed is None:
-            noise = tf.random.stateless_normal(size, noise_seed)
+            noise = stateless_normal(size, noise_seed)
             time = tf.repeat(flow.sample_times(time_seed, 1), rows)
         else:
-            noise = tf.random.stateless_normal([rows, *size], noise_seed)
+            noise = stateless_normal([rows, *size], noise_seed)
             time = flow.sample_times(time_seed, rows)
         keep = keep_mask(tf.ones([rows]), self.cfg_dropout, seed, "condition")
         condition = self._drop_condition(condition, keep)
@@ -536,7 +536,7 @@ def keep_mask(present, rate, seed, name):
     keep = tf.cast(present > 0, tf.float32)
     if seed is None or not rate:
         return keep
-    uniform = tf.random.stateless_uniform(tf.shape(keep), fold_in(seed, name))
+    uniform = stateless_uniform(tf.shape(keep), fold_in(seed, name))
     return keep * tf.cast(uniform >= rate, tf.float32)
 
 

@@ -31,7 +31,7 @@ import soundfile
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands.console import report_errors
+from myxtts.commands.console import filter_stderr, report_errors
 from myxtts.data.audio_file import read_header, read_wave
 from myxtts.errors import DataError
 from myxtts.files import write_whole
@@ -225,4 +225,5 @@ def write_samples(folder: Path, sentences: list[Sounds]) -> None:
 
 
 if __name__ == "__main__":
+    filter_stderr()
     sys.exit(report_errors(main))

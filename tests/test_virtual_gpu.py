@@ -4,18 +4,26 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 # isort: split
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
-from tests.fixtures import FolderCase
+from myxtts.training.checkpoint_files import list_checkpoints
+from tests.fixtures import temporary_folder
+from tests.sine_corpus import write_corpus
 from tests.tiny import Workspace
 from tests.virtual_gpu import unavailable
+from tests.virtual_gpu.__main__ import main
+from tests.virtual_gpu.forks import Forks, Program
 
-ROOT = Path(__file__).parents[1]
-LIMIT_S = 600.0  # of a process that takes ten seconds on an idle machine
+LIMIT_S = 3600.0  # of what takes half a minute on an idle machine
+GPUS = 4
+# TensorFlow leaves so much to the system: `MinSystemMemory` in pluggable_device_factory.cc.
+SYSTEM_MIB = 255
+CHECKS = "import unittest; unittest.main('tests.virtual_gpu.checks')"
 # Prints when each step was called, by the clock of the plug-in.
 TRAIN_TOY = """
 import sys
@@ -45,64 +53,118 @@ tensor = address(tf.experimental.dlpack.to_dlpack(x), b"dltensor")
 print(ctypes.c_float.from_address(ctypes.c_void_p.from_address(tensor).value).value)
 """
 OUT_OF_RANGE = f"{ON_GPU}    tf.gather(tf.ones([4]), tf.ones([1], tf.int64) * 9).numpy()\n"
-
-
-def on_virtual_gpus(*argv: str) -> subprocess.CompletedProcess:
-    """Run `python -m tests.virtual_gpu`; compile the plug-in at the first time."""
-    command = [sys.executable, "-m", "tests.virtual_gpu", *argv]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+DUAL = ("--data-gpu", "3", "--model-gpu", "1")
+# Utterances of half a second, and some of LONG_S: of 12 + 5, one is held out.
+LONG_S = 20.0
+SECONDS = (*(0.4 + 0.01 * i for i in range(12)), *[LONG_S] * 5)
+# GPUs 1 and 3 are /GPU:0 and /GPU:1. What one of them has is too little for a batch of LONG_S: the
+# memory of each of the four, and the message.
+DOES_NOT_FIT = "OOM when allocating tensor with shape.* on .*device:GPU:{} by allocator .*_bfc"
+FULL = {
+    "model_full": (
+        (4096, SYSTEM_MIB + 8, 4096, 4096),
+        r"at step 3, with a batch of 4 utterances of up to 20\.0 s.*: " + DOES_NOT_FIT.format(0),
+    ),
+    "data_full": ((4096, 4096, 4096, SYSTEM_MIB + 40), ": " + DOES_NOT_FIT.format(1)),
+    "observer_full": (
+        (4096, 4096, 4096, SYSTEM_MIB + 24),
+        "on /GPU:1: " + DOES_NOT_FIT.format(1) + r"\. Resume with --resume and --observer",
+    ),
+}
 
 
 @unittest.skipIf(unavailable(), unavailable())
-class VirtualGpuTest(FolderCase):
+class VirtualGpuTest(unittest.TestCase):
+    """All programs on virtual GPUs are forks of one process."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
+        folder = temporary_folder(cls.addClassCleanup)
+        cls.stats, cls.trace = folder / "stats", folder / "trace"
+        write_corpus(cls.workspace.folder / "long", SECONDS)
+        counted = {"chaos": 1, "stats": str(cls.stats), "trace": str(cls.trace)}
+        programs = {
+            "checks": Program(CHECKS, settings={"memory_mib": (4096, 4096, 4096, 600)}),
+            "read by host": Program(READ_BY_HOST),
+            "out of range": Program(OUT_OF_RANGE),
+            "virtual": Program(TRAIN_TOY, cls.argv("virtual", *DUAL), counted),
+        }
+        for name, (memory_mib, _) in FULL.items():
+            programs[name] = Program(TRAIN_TOY, cls.argv_of_long(name), {"memory_mib": memory_mib})
+        forks = Forks(folder, programs, GPUS)
+        # Meanwhile, what one of them is compared with.
+        code = cls.workspace.train("simulated", *DUAL).code
+        cls.finished = forks.wait(LIMIT_S)
+        assert code == 0
+
+    @classmethod
+    def argv(cls, name: str, *flags: str) -> tuple[str, ...]:
+        return tuple(cls.workspace.argv(name, "--simulate-gpus", "0", *flags))
+
+    @classmethod
+    def argv_of_long(cls, name: str) -> tuple[str, ...]:
+        """Return flags of a run with long utterances: in its third step, or in validation."""
+        long = str(cls.workspace.folder / "long" / "corpus.csv")
+        argv = cls.workspace.argv(name, "--simulate-gpus", "0", "--checkpoint-every", "1", *DUAL)
+        if name != "observer_full":
+            return *argv, "--train-data", long, "--seed", "1"
+        of_split = argv.index("--validation-fraction")
+        del argv[of_split : of_split + 2]
+        return *argv, "--val-data", long, "--validate-every", "4"
+
+    def assert_ended(self, name: str, code: int, message: str) -> None:
+        finished = self.finished[name]
+        self.assertEqual(finished.returncode, code, finished.stdout + finished.stderr)
+        self.assertIn(message, finished.stderr)
+
     def test_checks(self):
-        memory = ("--memory-mib", "4096", "4096", "4096", "600")
-        program = ("--", "-m", "unittest", "tests.virtual_gpu.checks")
-        finished = on_virtual_gpus("--gpus", "4", *memory, *program)
-        self.assertEqual(finished.returncode, 0, finished.stderr)
-        self.assertIn("OK", finished.stderr)
+        self.assert_ended("checks", 0, "OK")
 
     def test_an_error_ends_the_program_as_with_cuda(self):
-        for program, code, message in (
-            (READ_BY_HOST, -11, "host code touched device memory"),
-            (OUT_OF_RANGE, -6, "GatherV2 failed on GPU 0: indices[0] = 9 is not in [0, 4)"),
-        ):
-            with self.subTest(message):
-                finished = on_virtual_gpus("--", "-c", program)
-                self.assertEqual(finished.returncode, code, finished.stderr)
-                self.assertIn(message, finished.stderr)
+        self.assert_ended("read by host", -11, "host code touched device memory")
+        message = "GatherV2 failed on GPU 0: indices[0] = 9 is not in [0, 4)"
+        self.assert_ended("out of range", -6, message)
+
+    def test_a_gpu_without_memory_ends_a_run_with_a_message_and_costs_no_step(self):
+        for name, (_, message) in FULL.items():
+            with self.subTest(name):
+                self.assert_ended(name, 2, "error: ")
+                finished = self.finished[name]
+                self.assertRegex(finished.stderr, f"out of memory ?{message}")
+                self.assertNotIn("Traceback", finished.stderr)
+                taken = finished.stdout.count("called ") - (name == "model_full")
+                newest = list_checkpoints(self.workspace.run_dir(name) / "checkpoints")[-1]
+                self.assertEqual(newest.name, f"step-{taken:06d}")
 
     def test_wrong_use_gets_a_message(self):
         for argv in (("--gpus", "0", "--", "train_main.py"), ()):
-            finished = on_virtual_gpus(*argv)
-            self.assertEqual(finished.returncode, 2)
-            self.assertNotIn("Traceback", finished.stderr)
+            with (
+                mock.patch("sys.argv", ["virtual_gpu", *argv]),
+                contextlib.redirect_stderr(io.StringIO()),
+                self.assertRaises(SystemExit) as ended,
+            ):
+                main()
+            self.assertEqual(ended.exception.code, 2)
 
     def test_a_run_on_virtual_gpus_trains_as_one_on_simulated_gpus(self):
-        workspace = Workspace.with_toy_models(self.addCleanup)
-        route = ("--data-gpu", "3", "--model-gpu", "1")
-        self.assertEqual(workspace.train("simulated", *route).code, 0)
-        argv = workspace.argv("virtual", "--simulate-gpus", "0", *route)
-        stats, trace = self.folder / "stats", self.folder / "trace"
-        options = ("--gpus", "4", "--chaos", "1", "--stats", str(stats), "--trace", str(trace))
-        finished = on_virtual_gpus(*options, "--", "-c", TRAIN_TOY, *argv)
-        self.assertEqual(finished.returncode, 0, finished.stdout + finished.stderr)
+        self.assert_ended("virtual", 0, "")
         self.assertEqual(
             *(
-                [line["loss"] for line in self.metrics(workspace.run_dir(name))]
+                [line["loss"] for line in self.metrics(self.workspace.run_dir(name))]
                 for name in ("simulated", "virtual")
             )
         )
-        counted = [line.split("\t") for line in stats.read_text().splitlines()]
+        counted = [line.split("\t") for line in self.stats.read_text().splitlines()]
         self.assertEqual([name for kind, name, count in counted if kind == "drains"], [])
-        lines = finished.stdout.splitlines()
+        lines = self.finished["virtual"].stdout.splitlines()
         called = [float(line.split()[1]) for line in lines if line.startswith("called ")]
-        self.assert_copies_precede_steps(called, trace)
+        self.assert_copies_precede_steps(called)
 
-    def assert_copies_precede_steps(self, called: list[float], trace: Path) -> None:
+    def assert_copies_precede_steps(self, called: list[float]) -> None:
         """Check that the copies for a step are issued before the step before it has a kernel."""
         copies, kernels = [], []
-        for line in trace.read_text().splitlines():
+        for line in self.trace.read_text().splitlines():
             time_us, event, gpu, _, kind, name, _ = line.split("\t")
             if event == "issued" and (kind, gpu) == ("kernel", "1"):
                 kernels.append(float(time_us))

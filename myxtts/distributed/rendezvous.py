@@ -3,13 +3,13 @@
 TensorFlow would wait silently and without reacting to Ctrl-C. Here the chief listens on its port,
 each other worker connects and introduces itself, and the chief releases all of them together:
 
-    worker                                                     chief
-    {"worker": 1, "workers": […], "address": "…", …}    →
-                                                        ←      {"waiting": "worker 2 (…)"}, …
-                                                        ←      {"go": […]} or {"error": "…"}
+    worker                                                    chief
+    {"worker": 1, "cluster": "…", "address": "…", …}    →
+                                                        ←     {"waiting": "worker 2 (…)"}, …
+                                                        ←     {"go": true} or {"error": "…"}
 
 A worker whose launcher told it the chief's address alone takes a free port on the interface from
-which it reaches the chief. `go` has the addresses of all workers.
+which it reaches the chief; then `go` comes with the addresses of all workers.
 
 Other programs may also connect: a connection that does not introduce itself as a worker of this
 job in time is dropped. Nothing is encrypted or signed, like all later communication: a cluster
@@ -17,6 +17,8 @@ needs a private network.
 """
 
 import asyncio
+import hashlib
+import json
 import logging
 import resource
 import socket
@@ -54,13 +56,14 @@ class _Introduction(BaseModel):
     model_config = ConfigDict(strict=True)
 
     worker: int
-    workers: list[str]
+    cluster: str
     address: str
     settings: dict[str, str]
 
 
 class _Answer(BaseModel):
-    go: list[str] = []
+    go: bool = False
+    workers: list[str] = []
     waiting: str = ""
     error: str = ""
     is_mistake: bool = True
@@ -156,7 +159,8 @@ class _Chief:
                 await asyncio.sleep(RETRY_S)
                 if self._mismatch:
                     raise PlacementError(self._mismatch)
-            self._send_all(_Answer(go=self._addresses))
+            are_new = self._addresses != list(self._cluster.workers)
+            self._send_all(_Answer(go=True, workers=self._addresses if are_new else []))
             return self._addresses
         except UserError as error:
             self._send_all(_Answer(error=str(error), is_mistake=type(error) is not PeerLost))
@@ -208,10 +212,10 @@ class _Chief:
     def _find_mismatch(self, introduction: _Introduction, writer: asyncio.StreamWriter) -> str:
         """Return why a worker cannot take part; empty if it can. One of this job ends the job."""
         index = introduction.worker
-        if introduction.workers != list(self._cluster.workers):
+        if introduction.cluster != _digest(self._cluster):
             self._warn_of_drop(writer, "of another job")
             return (
-                f"worker {index} has the cluster {introduction.workers}, but worker 0 has"
+                f"worker {index} has other addresses than worker 0, which has"
                 f" {list(self._cluster.workers)}. Give all workers the same addresses, in the same"
                 " order."
             )
@@ -274,7 +278,7 @@ async def _join_chief(
                 host = writer.get_extra_info("sockname")[0]
                 introduction = _Introduction(
                     worker=cluster.index,
-                    workers=list(cluster.workers),
+                    cluster=_digest(cluster),
                     address=cluster.address or f"{host}:{port}",
                     settings=settings,
                 )
@@ -283,7 +287,7 @@ async def _join_chief(
                     if answer.error:
                         raise (PlacementError if answer.is_mistake else PeerLost)(answer.error)
                     wait.check(answer.waiting)
-                return answer.go
+                return answer.workers or list(cluster.workers)
         # The chief has left, and may be restarted; or another program listens there.
         except UnknownPeer as reason:
             if str(reason) not in reasons:
@@ -293,6 +297,11 @@ async def _join_chief(
         except (OSError, asyncio.TimeoutError):
             pass
         await asyncio.sleep(RETRY_S)
+
+
+def _digest(cluster: Cluster) -> str:
+    """Return what is equal if the addresses are: all of them would be long in each introduction."""
+    return hashlib.sha256(json.dumps(cluster.workers).encode()).hexdigest()
 
 
 async def _next_message(reader: asyncio.StreamReader, kind: type[_Message]) -> _Message:

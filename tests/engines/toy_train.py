@@ -1,0 +1,13 @@
+"""Train a toy with the flags of `train`: a test of what starts workers waits for little else."""
+
+import sys
+
+from fakes.toy_models import toy_models
+from myxtts.commands import train
+from myxtts.commands.console import filter_stderr, report_errors, set_environment
+
+if __name__ == "__main__":
+    set_environment()
+    filter_stderr()
+    with toy_models():
+        sys.exit(report_errors(lambda: train.main(sys.argv[1:])))

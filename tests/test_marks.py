@@ -19,8 +19,8 @@ TABLES = {
     schema.FROM_TEACHER: "loudness text_frontend text_normaliser",
     schema.PER_MACHINE: """
         audio_root buffer_size cache_dataset columns data_service init_from model_start_delay
-        exclude num_workers prefetch_buffer_size runs_dir shard_cache_gb teacher texts train_data
-        use_tf_native_loading val_data vocoder
+        exclude lock num_workers prefetch_buffer_size runs_dir shard_cache_gb teacher texts
+        train_data use_tf_native_loading val_data vocoder
     """
     + " ".join(PlacementConfig.model_fields),
     schema.IN_SHARDS: """

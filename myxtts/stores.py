@@ -5,13 +5,13 @@ FOLDER/shard.tar@BEGIN+SIZE/NAME, where FOLDER may be the URL of an object store
 """
 
 import hashlib
-import io
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
 from itertools import chain
@@ -27,7 +27,6 @@ RETRY_S = 180.0
 REQUEST_S = 60.0
 CONNECT_S = 5.0
 ORIGIN = "origin.txt"  # in a folder that stands for a URL
-READ_AHEAD_BYTES = 8 << 20
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://.+")
 _MEMBER = re.compile(r"(?s)(.+\.tar)@(\d+)\+(\d+)/(.*)")
@@ -113,7 +112,7 @@ class Store:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file to be read from its begin on; seeking forward is possible."""
+        """Open a file; that of an object store is copied first."""
         with self._explained(name), open(os.path.join(self.base, name), "rb") as file:
             yield file
 
@@ -197,9 +196,8 @@ class ObjectStore(Store):
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        with self._explained(name):
-            reader = self._api.open_reader(self._bucket, name, buffer_size=READ_AHEAD_BYTES)
-            yield io.BufferedReader(_Raw(reader), READ_AHEAD_BYTES)
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+            yield opened.enter_context(self.fetch(name, Path(folder, "file")).open("rb"))
 
     def put(self, name: str, path: Path, keep: bool = False) -> None:
         # That the file is missing is no error of the store.
@@ -233,30 +231,6 @@ class ObjectStore(Store):
                 " network and the credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,"
                 " AWS_REGION, and AWS_ENDPOINT_URL of a server that is not Amazon's."
             ) from error
-
-
-class _Raw(io.RawIOBase):
-    """A reader of obstore as Python's libraries expect it."""
-
-    def __init__(self, reader: Any):
-        self._reader = reader
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._reader.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._reader.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        content = self._reader.read(len(buffer))
-        buffer[: len(content)] = memoryview(content)
-        return len(content)
 
 
 def _raise(error: OSError) -> None:

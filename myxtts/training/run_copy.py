@@ -128,10 +128,11 @@ class RunCopy:
             for name in self._names
             if name.startswith("checkpoints/") and str(Path(name).parent) not in kept
         ]
+        # With a checkpoint that counts, the metrics until then are there.
+        self._update(self._files(self._folder.path), None)
         for checkpoint in checkpoints:
             self._update([*checkpoint.iterdir()], checkpoint / STATE)
         self._delete(gone)
-        self._update(self._files(self._folder.path), None)
 
     def _files(self, folder: Path) -> list[Path]:
         found: list[Path] = []

@@ -70,6 +70,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
         self._failure: CheckpointError | None = None
+        self._copy_failure: CheckpointError | None = None
         self._protected: set[Path] = set()  # could not be removed
         self._provisional: set[int] = set()
         self._figure = FIGURES[record.settings.run.select_by]
@@ -176,8 +177,8 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until the newest checkpoint is on the disk; raise CheckpointError if it refused."""
         self.wait()
-        if self._failure is not None:
-            raise self._failure
+        if failure := self._failure or self._copy_failure:
+            raise failure
 
     def add_provisional(self, step: int) -> None:
         """Let a checkpoint go when its observation is done, unless it is the newest or the best.
@@ -273,10 +274,11 @@ class Checkpoints:
             self._copy_elsewhere()
 
     def _copy_elsewhere(self) -> None:
+        self._copy_failure = None
         try:
             self._copy()
         except DataError as error:
-            self._failure = CheckpointError(
+            self._copy_failure = CheckpointError(
                 f"the newest checkpoint is in {self._folder} alone: {error} --resume on this"
                 " machine copies it."
             )

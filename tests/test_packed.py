@@ -202,6 +202,14 @@ class PackedTest(PackedCase):
         self.assertEqual([row.reason for row in excluded], ["excluded"])
         self.assertNotIn("stereo.wav", [*kept.ids])
 
+    def test_a_table_may_name_utterances_in_shards(self):
+        manifest = self.parts(self.pack(), None, fraction=0.0)[0][0]
+        name = Path(manifest.paths[0]).relative_to(self.folder)
+        table = self.write("table.csv", f"path,text\n{name},abba\n")
+        found = self.parts(table, LengthRule(), fraction=0.0)[0][0]
+        self.assertEqual(found.paths, (manifest.paths[0],))
+        self.assertEqual(found.ids, ("recording.00000000.tar/native.wav",))
+
     def test_shards_are_tar_files_of_flac_with_lhotse_cuts(self):
         shards = self.pack() / "shards"
         with tarfile.open(shards / "recording.00000000.tar") as tar:

@@ -34,7 +34,7 @@ from myxtts.data.audio_file import (
 from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
-from myxtts.stores import member_of
+from myxtts.stores import is_url, member_of
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import canonical_code
 from myxtts.text.lexicon import read_lexicon
@@ -326,7 +326,7 @@ def _examine(
     read_header, check_finite = files
     is_member = member_of(row.audio) is not None
     path = row.audio
-    if not is_member:
+    if not is_url(path):
         path = os.path.normpath(os.path.join(folder, path))
     real_path = os.path.realpath(path)
     # Links may lead anywhere: in caches of Hugging Face, DVC and git-annex all files are links. The

@@ -3,8 +3,8 @@
 #                 make real FROM=FOLDER takes the package festvox-ru from a folder, as a file *.deb or unpacked
 # make test       the test suite, in two processes
 # make test-long  the test suite with the tests that take many seconds each, faults, a short soak test and mutants
-# make test-outside  the tests that need other programs, which it installs: Slurm, torchrun, mpirun, an S3 server, schemas of
-#                 Kubernetes; needs root
+# make test-outside  the tests that need other programs, which it installs: Ray, Slurm, torchrun, mpirun, an S3 server, schemas
+#                 of Kubernetes; needs root
 # make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
 # make docs      the pages that follow from the sources, in docs/generated: all settings, all messages
@@ -74,7 +74,7 @@ $(INSTALLED_REAL): $(INSTALLED_DEMO) requirements-evaluation.txt
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 	touch $@
 
-$(INSTALLED_OUTSIDE): $(INSTALLED) tests/engines/requirements.txt
+$(INSTALLED_OUTSIDE): $(INSTALLED) requirements-ray.txt tests/engines/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/engines/requirements.txt
 	touch $@
 

@@ -32,7 +32,7 @@ ROWS = (
     ("throughput",),
     ("preflight",),
     ("commands",),
-    ("__main__",),
+    ("__main__", "ray_train"),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.

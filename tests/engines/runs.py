@@ -8,20 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 STEPS = 20
 FLAGS = (
-    *(
-        "--task",
-        "asr",
-        "--model-size",
-        "tiny",
-        "--batch-size",
-        "2",
-        "--max-steps",
-        str(STEPS),
-        "--log-every",
-        "1",
-    ),
-    *("--checkpoint-every", "4", "--validate-every", "0", "--sample-every", "0"),
-)
+    f"--task asr --model-size tiny --batch-size 2 --max-steps {STEPS} --log-every 1"
+    " --checkpoint-every 4 --validate-every 0 --sample-every 0"
+).split()
 
 
 def make_corpus(folder: Path) -> None:

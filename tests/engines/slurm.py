@@ -57,8 +57,10 @@ def install() -> None:
 def slurm(cpus: int = 2) -> Iterator[dict[str, str]]:
     """Start Slurm with a node that lends so many CPUs; yield the environment of its commands."""
     install()
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        # The controller may still write when it ends.
+        parent = tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(parent))
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
         (folder / "state").mkdir()

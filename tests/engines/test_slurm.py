@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "slurm.sh"
 # Longer ones are for a machine with other work.
 DEADLINE_S = 60.0 * float(os.environ.get("DEADLINE_MINUTES", "20"))
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 LIMIT_MINUTES = int(os.environ.get("LIMIT_MINUTES", "3"))
 # In place of train_main.py, so that a test can act in mid-run. ARRAY stands for the job's index in
 # its array.
@@ -52,7 +53,7 @@ class SlurmCase(unittest.TestCase):
         until_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < until_s:
             known = self.show(job)
-            if known["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED"):
+            if known["JobState"] in ENDED:
                 return known
             time.sleep(1.0)
         raise TimeoutError(f"job {job} has not ended: {known}")

@@ -56,7 +56,8 @@ class Member(NamedTuple):
 
 def member_of(path: str) -> Member | None:
     """Return what an address says; None for the name of a file."""
-    found = _MEMBER.fullmatch(path)
+    # Of a million names of files, few are addresses.
+    found = _MEMBER.fullmatch(path) if ".tar@" in path else None
     return found and Member(found[1], int(found[2]), int(found[3]), found[4])
 
 

@@ -45,6 +45,7 @@ test-long: $(INSTALLED)
 	TEST_LONG=1 $(BIN)/python -m tests.run
 	$(BIN)/python tests/robustness/soak.py --minutes 5
 	$(BIN)/python tests/robustness/mutants.py --count 5
+	$(BIN)/python tests/robustness/device_mutants.py
 
 test-outside: $(INSTALLED_OUTSIDE)
 	$(BIN)/python -m unittest discover --start-directory tests/engines --top-level-directory .

@@ -10,12 +10,14 @@ from myxtts.tf_internals import run_operations_as_kernels
 THREADS = 4
 
 
-def mixed_up(device: str, rounds: int, as_kernels: bool) -> int:
-    """Return how many results are those of another thread; see `run_operations_as_kernels`.
+def mixed_up(device: str, rounds: int, as_kernels: bool | None = None) -> int:
+    """Return how many results are those of another thread; see `run_operations_as_kernels`, which
+    is as before if `as_kernels` is None.
 
     The operation is the one that `tf.data` runs on the first GPU as it opens a pipeline.
     """
-    run_operations_as_kernels(as_kernels)
+    if as_kernels is not None:
+        run_operations_as_kernels(as_kernels)
     barrier = threading.Barrier(THREADS)
     datasets = [tf.data.Dataset.from_tensors(number) for number in range(THREADS)]
 

@@ -120,11 +120,12 @@ class Mutant(NamedTuple):
 
 class Outcome(NamedTuple):
     """What tests found: `killed`, `timeout` or `survived`, by the test that failed, or its class or
-    module.
+    module, with the last line of its error.
     """
 
     verdict: str
     by: str = ""
+    reason: str = ""
 
 
 def main() -> int:
@@ -308,10 +309,11 @@ def verdict_on(mutant: Mutant, tests: Sequence[str], passed: set[str]) -> dict[s
     return {"diff": mutant.diff(), "verdict": outcome.verdict, "by": outcome.by}
 
 
-def run(test: str, mutant: Mutant | None = None) -> Outcome:
+def run(test: str, mutant: Mutant | None = None, limit_s: float | None = None) -> Outcome:
     """Run a module, class or test in a fork of this process, in a copy of the checkout."""
-    times_s = json.loads((ROOT / "tests/times.json").read_text())
-    limit_s = LIMIT_S + LIMIT_FACTOR * times_s[test.split(".")[0]]
+    if limit_s is None:
+        times_s = json.loads((ROOT / "tests/times.json").read_text())
+        limit_s = LIMIT_S + LIMIT_FACTOR * times_s[test.split(".")[0]]
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         copy_checkout(folder)
@@ -327,7 +329,10 @@ def run(test: str, mutant: Mutant | None = None) -> Outcome:
         failed = folder / "failed.txt"
         if verdict == "survived":
             return Outcome(verdict)
-        return Outcome(verdict, failed.read_text(encoding="utf-8") if failed.exists() else test)
+        by = failed.read_text(encoding="utf-8") if failed.exists() else test
+        lines = (folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return Outcome(verdict, by, errors[-1] if errors else "")
 
 
 def copy_checkout(folder: Path) -> None:

@@ -81,8 +81,8 @@ def _compile(sources: list[Path], path: Path) -> None:
 
 
 def _run_at_once(commands: list[list[str]]) -> None:
-    options = {"stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **options) for command in commands]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, stderr=pipe, text=True) for command in commands]
     errors = [process.communicate()[1] for process in processes]
     for process, error in zip(processes, errors, strict=True):
         if process.returncode:

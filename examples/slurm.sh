@@ -18,8 +18,10 @@ code=$?
 # Any other code is the end of the run, or a mistake that would come again.
 case $code in
     137 | 138 | 143)
+        # The number of an array is also that of its last job, but would restart all of them.
+        job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
         if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
-            scontrol requeue "$SLURM_JOB_ID"
+            scontrol requeue "${job:-$SLURM_JOB_ID}"
         fi
         ;;
 esac

@@ -1,4 +1,6 @@
-"""train_main.py whose steps take STEP_S seconds longer, until Slurm restarts the job."""
+"""train_main.py whose steps take STEP_S seconds longer, until a stop is requested or Slurm restarts
+the job.
+"""
 
 import os
 import sys
@@ -12,7 +14,7 @@ class Sleep:
     pause_kind = "sleep"
 
     def is_due(self, end) -> bool:
-        return "SLURM_RESTART_COUNT" not in os.environ
+        return "SLURM_RESTART_COUNT" not in os.environ and not end.stop.requested
 
     def __call__(self, end) -> None:
         time.sleep(float(os.environ.get("STEP_S", "0")))

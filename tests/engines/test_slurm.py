@@ -25,6 +25,11 @@ PYTHON = """#!/bin/bash
 shift
 exec {python} -m tests.engines.slow_train "${{@//ARRAY/$SLURM_ARRAY_TASK_ID}}"
 """
+ARRAY = """#!/bin/bash
+echo $SLURM_ARRAY_TASK_ID >> {folder}/array
+[ $SLURM_ARRAY_TASK_ID = 0 ] && exec sleep 15
+exit $((SLURM_RESTART_COUNT ? 0 : 138))
+"""
 ENDS = "#!/bin/bash\necho ran >> {folder}/runs\nexit {code}\n"
 
 
@@ -130,6 +135,14 @@ class RequeueTest(SlurmCase):
         again = "$((SLURM_RESTART_COUNT ? 0 : {}))"
         for code in (137, 138, 143):
             self.assertEqual(self.ended(again.format(code)), ("COMPLETED", 4))
+
+    def test_job_of_an_array_restarts_alone(self):
+        environ = self.program(ARRAY.format(folder=self.folder))
+        job = self.sbatch(environ, f"--array=0-1 --output={self.folder}/log")
+        restarts = [self.wait(f"{job}_{index}")["Restarts"] for index in (0, 1)]
+        self.assertEqual(restarts, ["0", "1"])
+        ran = (self.folder / "array").read_text().split()
+        self.assertEqual(sorted(ran), ["0"] * 2 + ["1"] * 4)
 
     def test_cancelled_job_is_not_restarted(self):
         environ = self.program(f"#!/bin/bash\necho ran >> {self.folder}/began\nexec sleep 600\n")

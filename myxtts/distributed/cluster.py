@@ -32,15 +32,12 @@ _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?
 
 @dataclass(frozen=True)
 class Cluster:
-    """Addresses host:port of the workers that train together, two or more, and this one's index.
-
-    Attributes:
-        local_count: number of workers on this host, if the launcher told it.
-    """
+    """Addresses host:port of the workers that train together, two or more, and this one's index."""
 
     # Before the rendezvous those of all but the chief may be empty.
     workers: tuple[str, ...]
     index: int
+    # Of workers on this host; 0 if the launcher did not tell it.
     local_count: int = 0
 
     @property
@@ -328,9 +325,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
 
 
 def _slurm_ports(environ: Mapping[str, str], count: int) -> list[str]:
-    """Return as many ports of a node: those that srun --resv-ports reserved, or else some that
-    neither another step nor the jobs with the numbers around have on the node.
-    """
+    """Return ports that no other step, and no job with a number nearby, has on the node."""
     if reserved := environ.get("SLURM_STEP_RESV_PORTS"):
         ports = _expand_ranges(reserved)
         if len(ports) < count:
@@ -340,8 +335,7 @@ def _slurm_ports(environ: Mapping[str, str], count: int) -> list[str]:
     places = PORTS // count
     step = _slurm_number(environ, "SLURM_STEP_ID")
     place = (_slurm_number(environ, "SLURM_JOB_ID") + step * int(places * GOLDEN)) % places
-    first = FIRST_PORT + place * count
-    return [str(port) for port in range(first, first + count)]
+    return [str(FIRST_PORT + place * count + task) for task in range(count)]
 
 
 def _slurm_number(environ: Mapping[str, str], name: str) -> int:

@@ -46,8 +46,6 @@ from myxtts.training.step import unscaled
 POLL_S = 0.2
 # So long a job leaves the averaging to each job before it, which may have died.
 TAKEOVER_S = 10.0
-# After this share of the time-out a job warns that too few others have arrived.
-WARN_FRACTION = 0.1
 KEPT_SYNCS = 3
 
 Arrays = dict[str, np.ndarray]
@@ -153,7 +151,7 @@ class WeightSync:
     ) -> int | None:
         """Return the step of the newest average, at least `step`; None if a stop came first."""
         began_s = self._clock_s()
-        warn_s = began_s + WARN_FRACTION * self._settings.sync_timeout
+        warn_s = began_s + TAKEOVER_S
         ready_s = math.inf
         while (newest := self._newest_step()) < step:
             if stop_requested():

@@ -1,6 +1,5 @@
 """One corpus, written in every layout, gives the same texts, speakers and samples."""
 
-import csv
 import io
 import json
 import os
@@ -48,9 +47,9 @@ class Corpus:
         path.write_text(content, encoding="utf-8")
         return path
 
-    def lines(self, name: str, form: str) -> Path:
+    def lines(self, name: str, form: str, header: str = "") -> Path:
         """Write a line for each utterance, of {id}, {speaker}, {text}, {start}, {end}."""
-        return self.write(name, "".join(form.format(**row) + "\n" for row in self.rows()))
+        return self.write(name, header + "".join(form.format(**row) + "\n" for row in self.rows()))
 
     def rows(self) -> list[dict]:
         rows = []
@@ -105,11 +104,11 @@ def nemo(corpus):
     corpus.recording("talk.wav")
     keys = {"audio_filepath": str(corpus.folder / "talk.wav")}
     rows = [
-        keys | {"offset": row["start"], "duration": row["length"], "text": row["text"]}
+        keys
+        | {"offset": row["start"], "duration": row["length"], "text": row["text"]}
+        | {"speaker": int(row["speaker"])}
         for row in corpus.rows()
     ]
-    for entry, row in zip(rows, corpus.rows(), strict=True):
-        entry["speaker"] = int(row["speaker"])
     return corpus.json_lines("manifests/train.json", rows)
 
 
@@ -173,10 +172,8 @@ def mls(corpus):
 
 def named_texts(corpus):
     corpus.audio("sounds/{id}.wav")
-    corpus.write("list.txt", "; a comment\n")
-    with open(corpus.folder / "list.txt", "a") as file:
-        file.writelines("{id}: {text}\n".format(**row) for row in corpus.rows())
-    return corpus.folder / "list.txt", {"root": corpus.folder / "sounds"}
+    path = corpus.lines("list.txt", "{id}: {text}", "; a comment\n")
+    return path, {"root": corpus.folder / "sounds"}
 
 
 def parquet(corpus):
@@ -214,8 +211,7 @@ def srt(corpus):
 
 def vtt(corpus):
     corpus.recording("talk.flac")
-    cues = ["WEBVTT\n\nNOTE a --> is no time\n"]
-    cues = ["WEBVTT - a talk\n"]
+    cues = ["WEBVTT - a talk\n\nNOTE one: a comment\n"]
     for row in corpus.rows():
         text = row["text"].replace("&", "&amp;").replace(" ", "\n")
         times = f"{clock(row['start'], '.')[3:]} --> {clock(row['end'], '.')} align:start"
@@ -237,9 +233,8 @@ def m_ailabs(corpus):
 
 def common_voice(corpus):
     corpus.audio("clips/{id}.flac")
-    corpus.lines("rows", "{speaker}\t{id}.mp3\t{text}\ten")
     header = "client_id\tpath\tsentence\tlocale\n"
-    corpus.write("train.tsv", header + (corpus.folder / "rows").read_text())
+    corpus.lines("train.tsv", "{speaker}\t{id}.mp3\t{text}\ten", header)
 
 
 def piper(corpus):
@@ -250,19 +245,14 @@ def piper(corpus):
 
 def coqui(corpus):
     corpus.audio("wavs/{id}.wav")
-    corpus.lines("rows", "wavs/{id}.wav|{text}|{speaker}")
     header = "audio_file|text|speaker_name\n"
-    corpus.write("metadata.csv", header + (corpus.folder / "rows").read_text())
+    corpus.lines("metadata.csv", "wavs/{id}.wav|{text}|{speaker}", header)
 
 
 def table_with_times(corpus):
     corpus.recording("talk.flac")
-    with open(corpus.folder / "list.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("path", "text", "speaker", "start", "end"))
-        for row in corpus.rows():
-            writer.writerow(("talk.flac", *(row[k] for k in ("text", "speaker", "start", "end"))))
-    return corpus.folder / "list.csv"
+    header = "path,text,speaker,start,end\n"
+    return corpus.lines("list.csv", 'talk.flac,"{text}",{speaker},{start},{end}', header)
 
 
 # Layout: the function that writes it, and what the log says.

@@ -97,6 +97,11 @@ class QualityTest(unittest.TestCase):
             self.assertAlmostEqual(seconds, 1.0, delta=0.05)
         self.assertAlmostEqual(quality_of(speech(pitch_hz=180.0)).f0_hz, 180.0, delta=12.0)
 
+    def test_hum_is_found_between_silences_and_a_held_note_of_a_voice_is_no_music(self):
+        hum = PLANTED["hum"](speech())
+        self.assertEqual(self.faults(np.pad(hum, RATE_HZ)), ["hum"])
+        self.assertEqual(self.faults(speech() + 0.03 * tones(440, samples=len(hum))), [])
+
     def test_odd_recordings_can_be_measured(self):
         for wave, rate_hz in (
             *((np.zeros(50, np.float32), RATE_HZ), (np.zeros(RATE_HZ, np.float32), RATE_HZ)),

@@ -10,15 +10,15 @@ import numpy as np
 from myxtts.audio.k_weighting import loudness
 
 FRAME_S, HOP_S = 0.032, 0.010
-# Long windows tell a note from a voice, which does not keep its pitch for NOTE_S.
-LONG_S, LONG_HOP_S, NOTE_S = 0.200, 0.050, 0.300
+# Long windows tell hum and notes from a voice, which does not keep its pitch for NOTE_S.
+LONG_S, LONG_HOP_S, NOTE_S, CHORD = 0.200, 0.050, 0.250, 2
 NOTE_HZ = 100.0, 4_000.0
-NOTE_DB, NOTE_RANGE_DB = 6.0, 60.0
+NOTE_DB, RANGE_DB = 6.0, 60.0
 # Of frames that belong to speech, below the 95th percentile; and of what is heard at the ends.
 ACTIVE_DB, END_DB = 25.0, 40.0
 FLOOR = 1e-13  # power of -130 dB
 BANDWIDTH_DB = 65.0
-MAINS_HZ, MAINS_SIDE_HZ = (50.0, 60.0), 22.0
+MAINS_HZ, HUM_PERCENTILE = (50.0, 60.0), 10
 DECAY_S, DECAY_HZ = 0.1, (500.0, 4_000.0)
 ECHO_S, ECHO_HZ = (0.05, 0.5), (100.0, 4_000.0)
 F0_HZ, F0_FRAME_S, F0_HOP_S, MIN_VOICED = (60.0, 400.0), 0.05, 0.02, 5
@@ -40,8 +40,8 @@ class Quality(NamedTuple):
         leading_s, trailing_s: what is END_DB below the speech, or noise, before and after it.
         end_db: loudest of the last frames, relative to the speech.
         snr_db: level of the speech over the 5th percentile of all levels.
-        hum_db: lines at the mains frequency and its double, over what is around them.
-        notes: mean number of notes, of at least NOTE_S, that sound at the same time.
+        hum_db: steady lines at the mains frequency and its double, over what is beside them.
+        notes: mean number of notes, of at least NOTE_S, that sound in chords of CHORD and more.
         echo: strongest repetition of the whole after 50 to 500 ms, over the median of all lags.
         decay_db: fall within 100 ms that one in twenty exceeds; reverberation limits it.
         f0_hz: median, 0 without voice.
@@ -81,6 +81,7 @@ def measure(wave: np.ndarray, rate_hz: int) -> Quality:
     audible = np.flatnonzero(level >= min(audible_db, float(level.max())))
     first, last = int(audible[0]), int(audible[-1])
     pitch = f0(wave, rate_hz)
+    long_level = decibel(spectrogram(wave, rate_hz, LONG_S, LONG_HOP_S))
     return Quality(
         seconds=len(wave) / rate_hz,
         rate_hz=rate_hz,
@@ -92,8 +93,8 @@ def measure(wave: np.ndarray, rate_hz: int) -> Quality:
         trailing_s=(len(level) - 1 - last) * HOP_S,
         end_db=float(level[-2:].max()) - speech_db,
         snr_db=speech_db - noise_db,
-        hum_db=hum(wave, rate_hz),
-        notes=notes(wave, rate_hz),
+        hum_db=hum(long_level),
+        notes=notes(long_level),
         echo=echo(wave, rate_hz),
         decay_db=decay(power, rate_hz),
         f0_hz=median_f0(pitch, 0.0),
@@ -131,46 +132,34 @@ def clipped(wave: np.ndarray) -> float:
     return float(count / len(wave))
 
 
-def hum(wave: np.ndarray, rate_hz: int) -> float:
+def hum(level: np.ndarray) -> float:
     """Return how far lines at the mains frequency and its double stand out of a spectrum, in dB.
 
-    The spectrum is of the whole recording, in which a hum is one line and speech is spread.
+    Hum never pauses, so the spectrum is what each bin of levels in dB [frames, 1 / LONG_S]
+    exceeds nine times in ten. A line, with the main lobe of the window, takes five bins.
     """
-    size = 4 * 2 ** int(np.ceil(np.log2(len(wave))))
-    bin_hz = rate_hz / size
-    window = np.hanning(len(wave))
-    spectrum = np.fft.rfft(wave * window, size)[: int(200 / bin_hz)]
-    level = decibel(np.abs(spectrum) ** 2 / np.square(window).sum() / rate_hz)
-    hz = np.arange(len(level)) * bin_hz
-    # The main lobe of the window.
-    lobe_hz = 3.0 * rate_hz / len(wave)
-    excess = []
-    for mains_hz in MAINS_HZ:
-        distances = [np.abs(hz - mains_hz), np.abs(hz - 2 * mains_hz)]
-        sides = [level[(away > lobe_hz) & (away < MAINS_SIDE_HZ) & (hz > 20)] for away in distances]
-        if all(map(len, sides)):
-            lines = [level[away <= max(0.5, bin_hz)].max() for away in distances]
-            floors = [np.percentile(side, 90) for side in sides]
-            excess.append(float(np.mean(lines) - np.mean(floors)))
-    return max(excess, default=0.0)
+    loudest = level.max(axis=1)
+    spectrum = np.percentile(level[loudest > loudest.max() - RANGE_DB], HUM_PERCENTILE, axis=0)
+    lines = np.rint(np.outer(MAINS_HZ, (1, 2)) * LONG_S).astype(int)
+    sides = spectrum[lines[..., None] + (-4, -3, 3, 4)].max(axis=-1)
+    return float((spectrum[lines] - sides).mean(axis=1).max())
 
 
-def notes(wave: np.ndarray, rate_hz: int) -> float:
-    """Return how many spectral peaks stay at one frequency for NOTE_S, as a mean over time.
+def notes(level: np.ndarray) -> float:
+    """Return the number of notes in chords, from levels in dB [frames, 1 / LONG_S]: see `Quality`.
 
     As Seyerlehner et al. 2007 ("Automatic Music Detection in Television Productions") find music
-    under speech by frequencies that stay active.
+    under speech by frequencies that stay active. A held sound of speech has one, at most times.
     """
-    low, high = (round(hz * LONG_S) for hz in NOTE_HZ)
-    level = decibel(spectrogram(wave, rate_hz, LONG_S, LONG_HOP_S))[:, low:high]
-    level = np.maximum(level, level.max() - NOTE_RANGE_DB)
-    middle = level[:, 5:-5]
-    is_peak = (middle > level[:, 4:-6]) & (middle > level[:, 6:-4])
-    is_peak &= middle > np.maximum(level[:, :-10], level[:, 10:]) + NOTE_DB
+    level = level[:, slice(*(round(hz * LONG_S) for hz in NOTE_HZ))]
+    level = np.maximum(level, level.max() - RANGE_DB)
+    middle = level[:, 4:-4]
+    is_peak = (middle > level[:, 3:-5]) & (middle > level[:, 5:-3])
+    is_peak &= middle > np.maximum(level[:, :-8], level[:, 8:]) + NOTE_DB
     frames = round((NOTE_S - LONG_HOP_S) / LONG_HOP_S)
     sums = np.cumsum(np.pad(is_peak, ((1, 0), (0, 0))), axis=0)
-    stays = sums[frames:] - sums[:-frames] == frames
-    return float(stays.sum() / len(level))
+    count: np.ndarray = (sums[frames:] - sums[:-frames] == frames).sum(axis=1)
+    return float(count[count >= CHORD].sum() / len(level))
 
 
 def echo(wave: np.ndarray, rate_hz: int) -> float:

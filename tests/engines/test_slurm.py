@@ -30,6 +30,12 @@ echo $SLURM_ARRAY_TASK_ID >> {folder}/array
 [ $SLURM_ARRAY_TASK_ID = 0 ] && exec sleep 15
 exit $((SLURM_RESTART_COUNT ? 0 : 138))
 """
+# Saves, as it were, at SIGTERM, and goes on to its end after a restart.
+LIMITED = """#!/bin/bash
+[ -n "$SLURM_RESTART_COUNT" ] && exit 0
+trap 'echo saved >> {folder}/limited; exit 143' TERM
+while true; do sleep 0.2; done
+"""
 ENDS = "#!/bin/bash\necho ran >> {folder}/runs\nexit {code}\n"
 
 
@@ -143,6 +149,13 @@ class RequeueTest(SlurmCase):
         self.assertEqual(restarts, ["0", "1"])
         ran = (self.folder / "array").read_text().split()
         self.assertEqual(sorted(ran), ["0"] * 2 + ["1"] * 4)
+
+    def test_time_limit_restarts_it(self):
+        environ = self.program(LIMITED.format(folder=self.folder))
+        options = f"--time=2 --signal=TERM@30 --output={self.folder}/log"
+        known = self.wait(self.sbatch(environ, options))
+        self.assertEqual((known["JobState"], known["Restarts"]), ("COMPLETED", "1"))
+        self.assertEqual((self.folder / "limited").read_text().split(), ["saved"] * 2)
 
     def test_cancelled_job_is_not_restarted(self):
         environ = self.program(f"#!/bin/bash\necho ran >> {self.folder}/began\nexec sleep 600\n")

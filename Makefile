@@ -4,7 +4,7 @@
 # make test       the test suite, in two processes
 # make test-long  the test suite with the tests that take many seconds each, faults, a short soak test and mutants
 # make test-outside  the tests that need other programs, which it installs: Ray, Slurm, torchrun, mpirun, an S3 server, schemas
-#                 of Kubernetes; needs root
+#                 of Kubernetes, players of exported voices; needs root
 # make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
 # make docs      the pages that follow from the sources, in docs/generated: all settings, all messages
@@ -49,6 +49,7 @@ test-long: $(INSTALLED)
 
 test-outside: $(INSTALLED_OUTSIDE)
 	$(BIN)/python -m unittest discover --start-directory tests/engines --top-level-directory .
+	$(BIN)/python -m unittest discover --start-directory tests/players --top-level-directory .
 
 test-quick: $(INSTALLED)
 	$(BIN)/python -m tests.run --quick
@@ -75,8 +76,9 @@ $(INSTALLED_REAL): $(INSTALLED_DEMO) requirements-evaluation.txt
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 	touch $@
 
-$(INSTALLED_OUTSIDE): $(INSTALLED) requirements-ray.txt tests/engines/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/engines/requirements.txt
+$(INSTALLED_OUTSIDE): $(INSTALLED) requirements-ray.txt tests/engines/requirements.txt tests/players/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/engines/requirements.txt \
+		-r tests/players/requirements.txt
 	touch $@
 
 $(INSTALLED_GPU): requirements.txt requirements-gpu.txt

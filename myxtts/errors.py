@@ -4,6 +4,8 @@ was found and what to do (exit code 2, or 138 where the same command may succeed
 Any other error is a defect: it keeps its traceback and exits with code 1.
 """
 
+from importlib.util import find_spec
+
 
 class UserError(Exception):
     """A condition that the user can fix."""
@@ -49,3 +51,13 @@ def lacking_memory(error: Exception) -> str:
     lines = getattr(error, "message", str(error)).splitlines() or [""]
     line = next((line for line in lines if line.startswith("OOM when allocating")), lines[0])
     return line.rstrip(".")
+
+
+def check_packages(purpose: str, *packages: str) -> None:
+    """Raise ConfigError if packages are missing that a purpose, such as a flag, needs."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{purpose} needs {' and '.join(missing)}, which this Python does not have. Run: pip"
+            f" install {' '.join(missing)}"
+        )

@@ -30,6 +30,7 @@ COMING_FROM = DOCS / "guides" / "coming_from.md"
 FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times", "--resv-ports", "--nnodes"}
 FOREIGN_FLAGS |= {"--nproc-per-node", "--master-addr", "--map-by"}
 FOREIGN_FLAGS |= {"--requeue", "--signal", "--time"}
+FOREIGN_FLAGS |= {"--voice", "--data-dir", "--uri"}  # of wyoming-piper
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")

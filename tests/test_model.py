@@ -243,7 +243,7 @@ class MeanMel(Network):
     def means(self, batch, average_spectrum=0.0):
         batch = on_device(batch)
         with tf.device(MODEL):
-            speaker = self.model._speaker_condition(batch, tf.ones([3]))
+            speaker = self.model.speaker_condition(batch, tf.ones([3]))
             spectrum = speaker.average_spectrum + average_spectrum
             speaker = speaker._replace(average_spectrum=spectrum)
             return self.model._encode(batch, speaker)[1].numpy()
@@ -274,7 +274,7 @@ class MeanMel(Network):
 
     def test_average_spectrum_is_zero_if_the_reference_is_dropped(self):
         keep = tf.constant([1.0, 0.0, 1.0])
-        spectrum = self.model._speaker_condition(on_device(self.batch), keep).average_spectrum
+        spectrum = self.model.speaker_condition(on_device(self.batch), keep).average_spectrum
         self.assertEqual((np.abs(spectrum).max(axis=1) > 0.0).tolist(), [True, False, True])
 
 

@@ -54,11 +54,17 @@ def small_models(size: XTTSSize = SMALLEST) -> contextlib.AbstractContextManager
 
 
 def build_model(
-    precision: str = "float32", device: str = MODEL, seed: int = 0, size=SMALLEST, **settings
+    precision: str = "float32",
+    device: str = MODEL,
+    seed: int = 0,
+    size=SMALLEST,
+    symbols: int = SYMBOLS,
+    languages: int = 2,
+    **settings,
 ) -> XTTS:
     keras.utils.set_random_seed(seed)
     with small_models(size), replicas_on(device).scope():
-        return build_xtts("tiny", SYMBOLS, 2, precision=precision, **settings)
+        return build_xtts("tiny", symbols, languages, precision=precision, **settings)
 
 
 @cache

@@ -1,14 +1,16 @@
 """Waves from log-mels: Griffin-Lim (Griffin & Lim 1984), or a trained vocoder."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, WINDOW_SAMPLES
+from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
 from myxtts.audio.spectral import scaled
+from myxtts.errors import CheckpointError, check_packages
 from myxtts.portable_ops import (
     float32_matmul,
     function_per_device_type,
@@ -51,6 +53,49 @@ class NetworkVocoder:
         # Those that it reads: discriminators are not part of an export.
         self.variables = list(network.synthesize.get_concrete_function().variables)
         self.synthesize = network.synthesize
+
+
+class OnnxVocoder:
+    """A vocoder in a file of ONNX, from log-mels of our format to waves; see `VocoderProtocol`.
+
+    As HiFi-GAN and Vocos are published: one input, float32 [1, 80, frames] or [1, frames, 80], and
+    the wave as the first output. It runs eagerly, by onnxruntime. Raises ConfigError if the file or
+    the package is missing, and CheckpointError if the file is another one.
+    """
+
+    def __init__(self, path: Path):
+        check_packages(f"--vocoder {path}", "onnxruntime")
+        import onnxruntime
+
+        try:
+            self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        except Exception as error:  # classes of its own, without a common one
+            raise CheckpointError(f"{path} cannot be read as ONNX: {error}") from error
+        inputs = {node.name: node.shape for node in self._session.get_inputs()}
+        self.name, shape = next(iter(inputs.items()))
+        axes = [axis for axis, size in enumerate(shape) if size == MEL_BANDS]
+        if len(inputs) != 1 or len(shape) != 3 or axes not in ([1], [2]):
+            raise CheckpointError(
+                f"{path} takes {inputs}, but a vocoder must take a single log-mel of {MEL_BANDS}"
+                " bands. Give a vocoder of log-mels such as HiFi-GAN or Vocos."
+            )
+        self.path = path
+        self.order = (0, 2, 1) if axes == [1] else (0, 1, 2)
+        self.description = str(path)
+        self.metadata = {"file": str(path)}
+        self.variables: list[tf.Variable] = []
+
+    def synthesize(self, log_mel, seed):
+        mel = np.ascontiguousarray(np.asarray(log_mel).transpose(self.order))
+        wave = self._session.run(None, {self.name: mel})[0].reshape(1, -1)
+        samples = mel.size // MEL_BANDS * HOP_SAMPLES
+        if wave.size != samples:
+            raise CheckpointError(
+                f"{self.path} makes {wave.size} samples of {samples // HOP_SAMPLES} frames, but"
+                f" must make {samples}: {HOP_SAMPLES} each. Give a vocoder at 22,050 Hz with this"
+                " hop."
+            )
+        return tf.constant(wave)
 
 
 def vocode(

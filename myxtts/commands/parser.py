@@ -189,7 +189,9 @@ def add_columns_flag(parser: CommandParser, corpus: str) -> None:
 
 
 def add_vocoder_flags(parser: CommandParser) -> None:
-    meaning = "run of a vocoder, or griffin-lim; by default the vocoder that the run names, if any"
+    meaning = (
+        "run of a vocoder, a file of one (*.onnx), or griffin-lim; by default what the run names"
+    )
     add_flag(parser, "--vocoder", meaning, metavar="RUN")
     count = bounded(int, 1, 1000)
     add_flag(parser, "--iterations", "iterations of Griffin-Lim (default 30)", count)

@@ -526,6 +526,20 @@ def _save(
 
 def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow]] | None:
     """Read a result that was saved under `key`; None if there is none or the file is damaged."""
+    saved = _read(cache)
+    if saved is None or saved[0] == key:
+        return saved and saved[1:]
+    log.info("the corpus or its settings have changed: rebuilding %s", cache)
+    return None
+
+
+def read_manifest(cache: Path) -> tuple[Manifest, Vocabulary] | None:
+    """Read a manifest whatever has become of its corpus; None without the file, or if damaged."""
+    saved = _read(cache)
+    return saved and saved[1:3]
+
+
+def _read(cache: Path) -> tuple[str, Manifest, Vocabulary, list[RejectedRow]] | None:
     try:
         blob = cache.read_bytes()
     except FileNotFoundError:
@@ -537,13 +551,11 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         columns = dict(arrays)
     document = json.loads(columns.pop("document").tobytes())
-    if document["key"] != key:
-        log.info("the corpus or its settings have changed: rebuilding %s", cache)
-        return None
     columns |= {name: tuple(document[name]) for name in STRING_COLUMNS}
     symbols, speakers, languages = document["tables"]
     vocabulary = Vocabulary(SymbolTable(tuple(symbols)), tuple(speakers), tuple(languages))
-    return Manifest(**columns), vocabulary, [RejectedRow(*row) for row in document["rejected"]]
+    rejected = [RejectedRow(*row) for row in document["rejected"]]
+    return document["key"], Manifest(**columns), vocabulary, rejected
 
 
 def _vocabulary_to_json(vocabulary: Vocabulary) -> list:

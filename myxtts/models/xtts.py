@@ -291,10 +291,28 @@ class XTTS(keras.Model):
     def synthesize_mel(self, *inputs):
         """Do the same as `synthesize`, with the options as tensors: see SYNTHESIS_SIGNATURE."""
         texts = dict(zip(TEXT_INPUTS, inputs, strict=False))
-        speed, pitch_semitones, energy_db, variety, ode_steps, guidance, seed = inputs[
-            len(TEXT_INPUTS) :
-        ]
-        speaker, encoded, mean, mask = self.encode_texts(texts)
+        keep = keep_mask(texts["reference_frames"], 0.0, None, "reference")
+        speaker = self.speaker_condition(texts, keep)
+        return self.mel_of_texts(speaker, texts, *inputs[len(TEXT_INPUTS) :])
+
+    def mel_of_texts(
+        self,
+        speaker,
+        texts,
+        speed,
+        pitch_semitones,
+        energy_db,
+        variety,
+        ode_steps,
+        guidance,
+        seed,
+        temperature=TEMPERATURE,
+    ):
+        """Do the same as `synthesize` for a SpeakerCondition, with options as tensors or numbers.
+
+        `texts` has `tokens` and `token_count`; `temperature` scales the initial noise of the flow.
+        """
+        encoded, mean, mask = self._encode(texts, speaker)
         predicted = self.predict_prosody(encoded, speaker.style, mask)
         spoken = predicted.sample(variety, fold_in(seed, "prosody"), texts["tokens"])
         spoken = spoken._replace(
@@ -312,7 +330,7 @@ class XTTS(keras.Model):
         frame = alignment.frame_indices(path)
         condition = self.decode(encoded, mean, spoken, durations, path, frame, speaker.style)
         noise = stateless_normal(tf.shape(condition.mel)[1:], fold_in(seed, "noise"))
-        noise = tf.broadcast_to(TEMPERATURE * noise, tf.shape(condition.mel))
+        noise = tf.broadcast_to(temperature * noise, tf.shape(condition.mel))
         mel = self.solve_flow(condition, noise, ode_steps, guidance)
         return mel[:, :longest], frames, path[:, :longest]
 
@@ -334,7 +352,7 @@ class XTTS(keras.Model):
         80], and the mask of the tokens [B, N, 1].
         """
         keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
-        speaker = self._speaker_condition(batch, keep)
+        speaker = self.speaker_condition(batch, keep)
         return speaker, *self._encode(batch, speaker, seed)
 
     def solve_flow(self, condition, noise, ode_steps, guidance):
@@ -359,7 +377,7 @@ class XTTS(keras.Model):
         mel = flow.euler_solve(guided_estimate, noise, ode_steps)
         return tf.where(condition.mask[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
 
-    def _speaker_condition(self, batch, keep):
+    def speaker_condition(self, batch, keep):
         """Return the SpeakerCondition; rows where `keep`, float32 [B], is 0 have no reference."""
         reference, frames = normalised_mel(batch["reference"]), batch["reference_frames"]
         embedding, latents = self.reference_encoder(reference, frames, keep)

@@ -8,6 +8,8 @@ the audio format and the vocoder; that of a voice also ids, text front end and d
 import logging
 import os
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
-from myxtts.audio.vocoder import VocoderProtocol
+from myxtts.audio.vocoder import OnnxVocoder, VocoderProtocol
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_json
@@ -25,6 +27,7 @@ from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.report.reporter import disk_errors
+from myxtts.synthesis.onnx_export import write_onnx
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import Record
@@ -55,11 +58,15 @@ def export_run(
     checkpoint: str | None = None,
     vocoder: str | None = None,
     iterations: int | None = None,
+    form: str = "savedmodel",
+    references: Mapping[str, Sequence[Path]] | None = None,
+    language: str | None = None,
 ) -> None:
-    """Write a voice or a vocoder as a SavedModel that names no device.
+    """Write a voice or a vocoder as a SavedModel that names no device, or as ONNX.
 
     Raises UserError if the run, the vocoder or the output is unusable. The folder `out` appears
-    only when it is complete. The other arguments are those of `Synthesizer`.
+    only when it is complete. Speakers by name and the language are those of an ONNX voice. The
+    other arguments are those of `Synthesizer`.
     """
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
@@ -73,22 +80,33 @@ def export_run(
         raise ConfigError(
             f"{run} is a vocoder itself, not a voice. Leave out --vocoder and --iterations."
         )
+    if (references or language) and (form != "onnx" or choice is None):
+        raise ConfigError(
+            "--reference and --language are for voices with --format onnx. Leave them out."
+        )
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
     device = placement.routes[0].model
     with tf.device(device):
-        if choice is None:
-            export = vocoder_export(trained, device)
+        if form == "onnx":
+            with _complete(out) as folder:
+                write_onnx(trained, choice, folder, device, references or {}, language)
+        elif choice is None:
+            write_export(vocoder_export(trained, device), out)
         else:
-            export = voice_export(trained, choice, device)
-    write_export(export, out)
+            write_export(voice_export(trained, choice, device), out)
     log.info("export         %s of %s", out, trained.checkpoint.path)
 
 
 def voice_export(run: TrainedRun, choice: VocoderChoice, device: str) -> Export:
     """Return the export of a voice with its vocoder; raises CheckpointError on damage."""
-    network = run.load_network(device, "tts")
     vocoder = choice.load(device)
+    if isinstance(vocoder, OnnxVocoder):
+        raise ConfigError(
+            f"{vocoder.path} cannot be a part of a SavedModel. Give --format onnx, or the run of a"
+            " vocoder with --vocoder."
+        )
+    network = run.load_network(device, "tts")
     document = voice_metadata(run.record, vocoder)
     loudness = run.record.settings.data.loudness
     module = synthesis_module(network, vocoder, document["reference_samples"], loudness)
@@ -104,14 +122,21 @@ def vocoder_export(run: TrainedRun, device: str) -> Export:
     return Export(module, signatures, vocoder_metadata(run.record, vocoder))
 
 
-def write_export(export: Export, out: Path) -> None:
-    """Write a SavedModel and its metadata.json under a temporary name, then rename it to `out`."""
+@contextmanager
+def _complete(out: Path) -> Iterator[Path]:
+    """Yield a path for a folder, which becomes `out` if the block ends without an error."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
         with disk_errors(out.parent):
-            tf.saved_model.save(export.module, str(partial), export.signatures)
-        write_json(partial / "metadata.json", export.document)
+            yield partial
         os.replace(partial, out)
+
+
+def write_export(export: Export, out: Path) -> None:
+    """Write a SavedModel and its metadata.json."""
+    with _complete(out) as folder:
+        tf.saved_model.save(export.module, str(folder), export.signatures)
+        write_json(folder / "metadata.json", export.document)
 
 
 def synthesis_module(

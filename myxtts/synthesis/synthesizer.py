@@ -15,6 +15,7 @@ from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
+from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import REFERENCE, read_recording
 from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
@@ -261,15 +262,21 @@ class Synthesizer:
         return chunks
 
     def _reference_mel(self, references: Sequence[Path]) -> np.ndarray:
-        """Return the concatenated log-mels of the beginnings of all references, float32 [R, 80]."""
-        mels = [np.zeros([0, MEL_BANDS], np.float32)]
-        for reference in references:
-            samples = int(self._data.reference_seconds * SAMPLE_RATE_HZ)
-            wave = read_recording(reference, *REFERENCE, samples, self._data.trim)
-            with tf.device(self._device):
-                wave = with_loudness(tf.constant(wave[None]), self._data.loudness)
-                mels.append(log_mel(wave)[0].numpy())
-        return np.concatenate(mels)
+        with tf.device(self._device):
+            return reference_mel(references, self._data)
+
+
+def reference_mel(references: Sequence[Path], data: DataConfig) -> np.ndarray:
+    """Return the concatenated log-mels of the beginnings of all references, float32 [R, 80].
+
+    On the current device.
+    """
+    mels = [np.zeros([0, MEL_BANDS], np.float32)]
+    for reference in references:
+        samples = int(data.reference_seconds * SAMPLE_RATE_HZ)
+        wave = read_recording(reference, *REFERENCE, samples, data.trim)
+        mels.append(log_mel(with_loudness(tf.constant(wave[None]), data.loudness))[0].numpy())
+    return np.concatenate(mels)
 
 
 def fade_ends(wave: np.ndarray) -> np.ndarray:

@@ -178,8 +178,7 @@ class Espeak:
             yield self._library.espeak_TextToPhonemes(ctypes.byref(position), _UTF8, _IPA).decode()
 
     def _select(self, language: str, variant: str = "") -> None:
-        code = canonical_code(language)
-        identifier = self._voices.get(_DEFAULT_DIALECT.get(code, code))
+        identifier = self._voices.get(voice_of(language))
         if identifier is None:
             raise self._unknown(language)
         name = f"{identifier}+{variant}" if variant else identifier
@@ -251,6 +250,12 @@ def shared() -> Espeak:
         if not _shared_copies:
             _shared_copies.append(Espeak(*_installed_paths()))
         return _shared_copies[0]
+
+
+def voice_of(language: str) -> str:
+    """Return the code of the voice that speaks a language: en-us for en."""
+    code = canonical_code(language)
+    return _DEFAULT_DIALECT.get(code, code)
 
 
 def installed_version() -> str:

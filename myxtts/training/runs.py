@@ -253,19 +253,22 @@ class TrainedRun:
 
 
 class VocoderChoice(NamedTuple):
-    """The vocoder to load: a run, or Griffin-Lim with its iterations; and a note for the log."""
+    """The vocoder to load: a run, a file, or Griffin-Lim's iterations; and a note for the log."""
 
     trained: TrainedRun | None = None
+    file: Path | None = None
     iterations: int | None = None
     note: str = ""
 
     def load(self, device: str) -> "VocoderProtocol":
         """Load the vocoder on a device, and log which one it is; raise as `load_network`."""
-        from myxtts.audio.vocoder import ITERATIONS, GriffinLim
+        from myxtts.audio.vocoder import ITERATIONS, GriffinLim, OnnxVocoder
 
         vocoder: VocoderProtocol
         if self.trained:
             vocoder = self.trained.load_vocoder(device)
+        elif self.file:
+            vocoder = OnnxVocoder(self.file)
         else:
             vocoder = GriffinLim(self.iterations or ITERATIONS)
         log.info("vocoder        %s%s", vocoder.description, self.note)
@@ -286,7 +289,8 @@ def select_vocoder(
 
     Args:
         voice: folder of the voice's run; settings and audio format are the voice's.
-        requested: folder of a vocoder's run, relative to the working folder, or "griffin-lim".
+        requested: folder of a vocoder's run or a file *.onnx, relative to the working folder, or
+            "griffin-lim".
     """
     vocoder = settings.model.vocoder if requested is None else str(requested)
     if vocoder is None:
@@ -297,7 +301,7 @@ def select_vocoder(
     if requested is None:
         source = f"{voice} has the setting vocoder {vocoder}"
     advice = (
-        "Give the run of a vocoder with --vocoder, relative to the working folder, or use"
+        "Give the run of a vocoder or a file *.onnx with --vocoder, or use"
         f" Griffin-Lim with --vocoder {GRIFFIN_LIM}."
     )
     if iterations is not None:
@@ -305,6 +309,10 @@ def select_vocoder(
             f"--iterations {iterations} was given, which is for Griffin-Lim, but {source}. Leave"
             f" out --iterations, or add --vocoder {GRIFFIN_LIM}."
         )
+    if Path(vocoder).suffix == ".onnx":
+        if not Path(vocoder).is_file():
+            raise CheckpointError(f"{source}, but there is no such file. {advice}")
+        return VocoderChoice(file=Path(vocoder))
     try:
         trained = TrainedRun.open(Path(vocoder))
         trained.check_task("vocoder")

@@ -1,0 +1,338 @@
+"""Export as ONNX: a voice with its vocoder as `piper` describes, or a vocoder alone.
+
+The graph has no complex numbers and needs no further input: see `portable_graph`.
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.loudness import with_loudness
+from myxtts.audio.mel import log_mel
+from myxtts.audio.vocoder import NetworkVocoder, OnnxVocoder
+from myxtts.data.audio_file import read_pcm
+from myxtts.data.manifest import read_manifest
+from myxtts.errors import ConfigError, DataError, check_packages
+from myxtts.files import write_json, write_whole
+from myxtts.models.xtts import XTTS, SpeakerCondition
+from myxtts.synthesis import piper
+from myxtts.synthesis.onnx_graph import OPSET, onnx_graph
+from myxtts.synthesis.portable_graph import portable_function
+from myxtts.synthesis.synthesizer import reference_mel
+from myxtts.tasks.tts import synthesis_options
+from myxtts.text.espeak import voice_of
+from myxtts.text.languages import choose_language
+from myxtts.training.runs import TrainedRun, VocoderChoice
+
+PACKAGES = ("onnx", "onnxruntime")
+# Smaller tensors are biases and the like.
+MIN_REDUCED = 1024
+REPEATS = 3
+SPOKEN_IDS = 60  # about a sentence
+
+README = """# {name}
+
+Exported by `myxtts export --format onnx` from {source}{speakers}.
+
+| file | MB | real-time factor on one core | difference from TensorFlow |
+|---|---:|---:|---:|
+{table}
+
+The difference is the root mean square of that of the waves, as a fraction of the wave's; `float16`
+stores the matrices in 16 bits, and `int8` multiplies by them in 8. docs/guides/export.md of MyXTTS
+says how players use the files.
+"""
+
+
+class Graph(NamedTuple):
+    """A traced function of one tensor, and what its ONNX file says of it."""
+
+    traced: Any
+    output: str
+    metadata: dict[str, str]
+    weights: list[np.ndarray]  # its matrices that are trained
+    example: dict[str, np.ndarray]  # inputs, to measure it
+    vocoder: OnnxVocoder | None = None  # which follows in the file
+
+
+def write_onnx(
+    run: TrainedRun,
+    choice: VocoderChoice | None,
+    folder: Path,
+    device: str,
+    references: Mapping[str, Sequence[Path]],
+    language: str | None,
+) -> None:
+    """Write a voice with its vocoder, or a vocoder if `choice` is None, and README.md.
+
+    Raises UserError if packages are missing, or a speaker or the language is unusable.
+    """
+    check_packages("--format onnx", *PACKAGES)
+    folder.mkdir()
+    name, speakers, document = run.path.name, "", None
+    if choice is None:
+        graph = vocoder_graph(run, device)
+    else:
+        vocoder = choice.load(device)
+        if not isinstance(vocoder, (NetworkVocoder, OnnxVocoder)):
+            raise ConfigError(
+                f"--format onnx needs a trained vocoder, but {run.path} would use"
+                f" {vocoder.description}. Give the run of a vocoder with --vocoder."
+            )
+        language = choose_language(language, run.record.vocabulary.languages)
+        mels = speaker_mels(run, references)
+        graph, document = voice_graph(run, vocoder, mels, language, device)
+        speakers = f", language {language}, speakers {', '.join(mels)}"
+        lines = piper.token_lines(document)
+        write_whole(folder / "tokens.txt", lines.encode())
+    table = write_models(graph, folder, name, document)
+    source = f"step {run.record.step} of {run.path}"
+    text = README.format(name=name, source=source, speakers=speakers, table=table)
+    write_whole(folder / "README.md", text.encode())
+
+
+def voice_graph(
+    run: TrainedRun,
+    vocoder: NetworkVocoder | OnnxVocoder,
+    speakers: Mapping[str, np.ndarray],
+    language: str,
+    device: str,
+) -> tuple[Graph, dict[str, Any]]:
+    """Return the graph of a voice and the JSON beside it.
+
+    `speakers` are reference log-mels, float32 [R, 80]. Raises CheckpointError on damage.
+    """
+    network = run.load_network(device, "tts")
+    record = run.record
+    options = synthesis_options(record.settings.model)
+    row = record.vocabulary.languages.index(language)
+    conditions = [speaker_condition(network, mel, row) for mel in speakers.values()]
+    condition = SpeakerCondition(*(np.concatenate(part) for part in zip(*conditions, strict=True)))
+    table = piper.player_ids(record.vocabulary.symbols.symbols)
+    mel_of = piper.mel_function(network, condition, table, options)
+    file = vocoder if isinstance(vocoder, OnnxVocoder) else None
+
+    def speak(*inputs):
+        mel, seed = mel_of(*inputs), tf.constant([options.seed, 0])
+        if isinstance(vocoder, OnnxVocoder):
+            return tf.transpose(mel, vocoder.order)
+        return piper.faded(vocoder.synthesize.python_function(mel, seed))
+
+    signature = piper.voice_signature(len(speakers))
+    traced = tf.function(speak, input_signature=signature, autograph=False)
+    espeak_voice = voice_of(language)
+    names, frontend = list(speakers), record.settings.data.text_frontend
+    document = piper.voice_document(table, language, espeak_voice, names, frontend)
+    metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
+    ids = np.random.default_rng(0).integers(3, len(table.is_mark), SPOKEN_IDS)
+    example = voice_inputs([1, *ids.tolist(), 2], len(speakers))
+    weights = matrices([*network.variables, *vocoder.variables])
+    output = "mel" if file else "output"
+    graph = Graph(traced.get_concrete_function(), output, metadata, weights, example, file)
+    return graph, document
+
+
+def vocoder_graph(run: TrainedRun, device: str) -> Graph:
+    """Return the graph of a vocoder: `mel` float32 [1, 80, T] → `wave` [1, T * 256].
+
+    As HiFi-GAN's, Vocos' and Matcha's. Raises CheckpointError if it is damaged.
+    """
+    vocoder = run.load_vocoder(device)
+    synthesize = vocoder.synthesize.python_function
+
+    def wave_of(mel):
+        return synthesize(tf.transpose(mel, [0, 2, 1]), tf.constant([0, 0]))
+
+    signature = [tf.TensorSpec([1, MEL_BANDS, None], tf.float32, "mel")]
+    traced = tf.function(wave_of, input_signature=signature, autograph=False)
+    metadata = {"model_type": "vocoder", "comment": "myxtts", "sample_rate": str(SAMPLE_RATE_HZ)}
+    random = np.random.default_rng(0)
+    mel = np.clip(np.cumsum(random.normal(0.0, 0.3, [1, MEL_BANDS, 300]), axis=2) - 5.0, -11.0, 1.0)
+    weights, example = matrices(vocoder.variables), {"mel": mel.astype(np.float32)}
+    return Graph(traced.get_concrete_function(), "wave", metadata, weights, example)
+
+
+def voice_inputs(
+    ids: Sequence[int], speakers: int, scales: Sequence[float] = (), speaker: int = 0
+) -> dict[str, np.ndarray]:
+    """Return the inputs of a voice as a player gives them."""
+    scales = scales or (piper.NOISE_SCALE, piper.LENGTH_SCALE, piper.NOISE_W)
+    inputs: dict[str, np.ndarray] = {
+        "input": np.array([ids], np.int64),
+        "input_lengths": np.array([len(ids)], np.int64),
+        "scales": np.array(scales, np.float32),
+    }
+    if speakers > 1:
+        inputs["sid"] = np.array([speaker], np.int64)
+    return inputs
+
+
+def speaker_condition(network: XTTS, mel: np.ndarray, language: int) -> SpeakerCondition:
+    """Return what a reference log-mel, float32 [R, 80], tells the network; one row."""
+    batch = {
+        "reference": tf.constant(mel[None]),
+        "reference_frames": tf.constant([len(mel)]),
+        "language": tf.constant([language]),
+    }
+    return SpeakerCondition(*(x.numpy() for x in network.speaker_condition(batch, tf.ones([1]))))
+
+
+def speaker_mels(
+    run: TrainedRun, references: Mapping[str, Sequence[Path]]
+) -> dict[str, np.ndarray]:
+    """Return reference log-mels by speaker: of recordings, or of the corpus of the run.
+
+    That of a speaker of the corpus is the beginning of the longest utterance. Raises DataError if
+    they cannot be read.
+    """
+    data = run.record.settings.data
+    if references:
+        return {name: reference_mel(paths, data) for name, paths in references.items()}
+    found = read_manifest(run.path / "manifest-train.npz")
+    advice = "Give recordings of each speaker with --reference NAME=FILE."
+    if found is None:
+        raise DataError(f"{run.path} does not have the list of its corpus. {advice}")
+    manifest, vocabulary = found
+    mels = {}
+    for row, name in enumerate(vocabulary.speakers):
+        (utterances,) = np.nonzero(manifest.speaker == row)
+        if len(utterances):
+            longest = utterances[manifest.samples[utterances].argmax()]
+            place = int(manifest.samples[longest]), int(manifest.starts[longest])
+            try:
+                pcm = read_pcm(manifest.paths[longest], place[0], start=place[1])
+            except DataError as error:
+                raise DataError(f"{error}. {advice}") from error
+            wave = pcm[None, : int(data.reference_seconds * SAMPLE_RATE_HZ)] / np.float32(32768.0)
+            mels[name] = log_mel(with_loudness(tf.constant(wave), data.loudness))[0].numpy()
+    return mels
+
+
+def with_vocoder(model, vocoder: OnnxVocoder):
+    """Return the model of a voice, whose output is a mel, with a vocoder behind it."""
+    from onnx import TensorProto, compose, helper, load, numpy_helper, version_converter
+
+    other = load(vocoder.path)
+    if {entry.domain: entry.version for entry in other.opset_import}.get("") != OPSET:
+        other = version_converter.convert_version(other, OPSET)
+    other.ir_version = model.ir_version
+    del other.metadata_props[:]
+    other = compose.add_prefix(other, "vocoder/")
+    (mel,) = model.graph.output
+    joined = compose.merge_models(model, other, [(mel.name, other.graph.input[0].name)])
+    # Files of others may name the same domain twice.
+    del joined.opset_import[:]
+    joined.opset_import.append(helper.make_opsetid("", OPSET))
+    shape = numpy_helper.from_array(np.array([1, 1, -1]), "output_shape")
+    wave = joined.graph.output[0].name
+    joined.graph.initializer.append(shape)
+    joined.graph.node.append(helper.make_node("Reshape", [wave, shape.name], ["output"]))
+    del joined.graph.output[:]
+    info = helper.make_tensor_value_info("output", TensorProto.FLOAT, [1, 1, "samples"])
+    joined.graph.output.append(info)
+    return joined
+
+
+def matrices(variables) -> list[np.ndarray]:
+    """Return the larger variables of two or three dimensions, as graphs multiply by them."""
+    arrays = [np.asarray(v) for v in variables if v.shape.rank in (2, 3)]
+    return [array.reshape(-1, array.shape[-1]) for array in arrays if array.size >= MIN_REDUCED]
+
+
+def trained_names(model, weights: Sequence[np.ndarray]) -> set[str]:
+    """Return the names of the constants that are trained matrices."""
+    import onnx
+
+    known = {array.tobytes() for array in weights}
+    arrays = ((x.name, onnx.numpy_helper.to_array(x)) for x in model.graph.initializer)
+    return {name for name, array in arrays if array.tobytes() in known}
+
+
+def write_float16(model, trained: Collection[str], path: Path) -> None:
+    """Write a model whose trained matrices are in float16, and multiplied in float32."""
+    import onnx
+
+    halved = onnx.ModelProto()
+    halved.CopyFrom(model)
+    casts = []
+    for tensor in halved.graph.initializer:
+        if (name := tensor.name) in trained:
+            array = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, f"{name}_float16"))
+            kind = onnx.TensorProto.FLOAT
+            casts.append(onnx.helper.make_node("Cast", [tensor.name], [name], to=kind))
+    nodes = [*casts, *halved.graph.node]
+    del halved.graph.node[:]
+    halved.graph.node.extend(nodes)
+    onnx.save(halved, path)
+
+
+def write_int8(model, trained: set[str], path: Path) -> None:
+    """Write a model that multiplies by its trained matrices in 8 bits (dynamic quantisation)."""
+    from onnxruntime.quantization import QuantType, quant_utils, quantize_dynamic
+
+    # Says that nothing is to be prepared: or else it warns about each model.
+    quant_utils.add_pre_process_metadata(model)
+    products = (node for node in model.graph.node if node.op_type == "MatMul")
+    nodes = [node.name for node in products if trained.intersection(node.input)]
+    types = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
+    quantize_dynamic(model, path, per_channel=True, nodes_to_quantize=nodes, **types)
+
+
+def write_models(graph: Graph, folder: Path, name: str, document: dict[str, Any] | None) -> str:
+    """Write the variants of a graph and their JSON; return the table of README.md."""
+    import onnx
+
+    def write_float32(model, _: Collection[str], path: Path) -> None:
+        onnx.save(model, path)
+
+    portable = portable_function(graph.traced).get_concrete_function()
+    model = onnx_graph(portable, name, graph.output, graph.metadata)
+    expected = graph.traced(*map(tf.constant, graph.example.values()))
+    if graph.vocoder:
+        model = with_vocoder(model, graph.vocoder)
+        expected = graph.vocoder.synthesize(tf.transpose(expected, graph.vocoder.order), None)
+    trained = trained_names(model, graph.weights)
+    rows = []
+    variants = {"": write_float32, "-float16": write_float16, "-int8": write_int8}
+    for suffix, write in variants.items():
+        path = folder / f"{name}{suffix}.onnx"
+        write(model, trained, path)
+        if document is not None:
+            write_json(path.with_name(f"{path.name}.json"), document)
+        wave, seconds = measured(path, graph.example)
+        factor = seconds / (wave.size / SAMPLE_RATE_HZ)
+        size = path.stat().st_size / 1e6
+        rows.append(
+            f"| {path.name} | {size:.1f} | {factor:.3f} | {difference(wave, expected.numpy())} |"
+        )
+    return "\n".join(rows)
+
+
+def measured(path: Path, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
+    """Return the wave of a model and the seconds that it takes on one core, at best."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(path, options, providers)
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        (wave,) = session.run(None, inputs)
+        seconds.append(time.perf_counter() - started)
+    return wave, min(seconds)
+
+
+def difference(wave: np.ndarray, expected: np.ndarray) -> str:
+    """Return the RMS of the difference as a fraction of that of the wave."""
+    if wave.size != expected.size:
+        return f"{wave.size / expected.size:.3f} of the length"
+    error = np.sqrt(np.mean(np.square(wave.ravel() - expected.ravel())))
+    return f"{error / np.sqrt(np.mean(np.square(expected))):.1e}"

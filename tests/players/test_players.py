@@ -1,0 +1,108 @@
+"""Players of others speak an exported voice, with the waves of the graph itself.
+
+They are not installed for `make test`: `make test-outside` runs this.
+
+VOICE=FOLDER tests an export of one's own, of a language that espeak-ng has, instead of a voice of
+random weights.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import piper
+import sherpa_onnx
+from wyoming.audio import AudioChunk, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.tts import Synthesize
+
+from tests.fixtures import DEADLINE_S, temporary_folder
+
+ENGLISH = " ,.abdefhijklmnoprstuvwzæðŋɐɑɔəɚɛɜɡɪɫɹɾʃʊʌʒʔˈˌːθᵻ"
+TEXT = os.environ.get("TEXT", "The old teacher sang a quiet song.")
+
+
+class PlayersTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = os.environ.get("VOICE")
+        if folder is None:
+            # TensorFlow, which takes seconds to import.
+            from tests.onnx_voice import export_voice
+
+            folder = temporary_folder(cls.addClassCleanup) / "voice"
+            export_voice(folder, symbols=ENGLISH, languages=("en",))
+        cls.folder = Path(folder)
+        cls.model = min(cls.folder.glob("*.onnx"), key=lambda path: len(path.name))
+        cls.voice = piper.PiperVoice.load(cls.model)
+        (cls.phonemes,) = cls.voice.phonemize(TEXT)
+        cls.ids = cls.voice.phonemes_to_ids(cls.phonemes)
+        document = json.loads(Path(f"{cls.model}.json").read_text(encoding="utf-8"))
+        defaults = document["inference"]
+        scales = [defaults[name] for name in ("noise_scale", "length_scale", "noise_w")]
+        inputs = {
+            "input": np.array([cls.ids], np.int64),
+            "input_lengths": np.array([len(cls.ids)], np.int64),
+            "scales": np.array(scales, np.float32),
+        }
+        if document["num_speakers"] > 1:
+            inputs["sid"] = np.zeros(1, np.int64)
+        session = onnxruntime.InferenceSession(cls.model, providers=["CPUExecutionProvider"])
+        cls.wave = session.run(None, inputs)[0].ravel()
+
+    def test_wave_has_sound(self):
+        self.assertGreater(np.abs(self.wave).max(), 0.01)
+        self.assertGreater(len(self.ids), len(TEXT))
+
+    def test_piper(self):
+        wave = self.voice.phoneme_ids_to_audio(self.ids)
+        np.testing.assert_allclose(wave, self.wave, atol=1e-5)
+
+    def test_sherpa_onnx(self):
+        vits = sherpa_onnx.OfflineTtsVitsModelConfig(
+            model=str(self.model), tokens=str(self.folder / "tokens.txt")
+        )
+        config = sherpa_onnx.OfflineTtsConfig(sherpa_onnx.OfflineTtsModelConfig(vits=vits))
+        options = sherpa_onnx.GenerationConfig()
+        options.phoneme_codepoints = [[*map(ord, self.phonemes)]]
+        options.silence_scale = 1.0  # or else pauses are cut
+        audio = sherpa_onnx.OfflineTts(config).generate(TEXT, options)
+        self.assertEqual(audio.sample_rate, 22_050)
+        np.testing.assert_allclose(audio.samples, self.wave, atol=1e-4)
+
+    def test_wyoming(self):
+        """It plays as loud as 16 bits can be."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        folder, uri = str(self.folder), f"tcp://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "wyoming_piper", "--voice", self.model.stem]
+        command += ["--data-dir", folder, "--uri", uri, "--no-streaming"]
+        server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        pcm = asyncio.run(asyncio.wait_for(spoken(port), DEADLINE_S))
+        expected = np.clip(self.wave / np.abs(self.wave).max(), -1.0, 1.0) * 32767.0
+        np.testing.assert_allclose(pcm, expected, atol=2.0)
+
+
+async def spoken(port: int) -> np.ndarray:
+    """Return what a Wyoming server says, int16 [samples], as soon as it listens."""
+    while True:
+        try:
+            async with AsyncTcpClient("127.0.0.1", port) as client:
+                await client.write_event(Synthesize(TEXT).event())
+                sound = b""
+                while not AudioStop.is_type((event := await client.read_event()).type):
+                    if AudioChunk.is_type(event.type):
+                        sound += AudioChunk.from_event(event).audio
+                return np.frombuffer(sound, np.int16)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.1)

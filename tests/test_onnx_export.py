@@ -1,0 +1,219 @@
+"""A voice and a vocoder as ONNX: their waves are TensorFlow's, and players can read them."""
+
+import json
+import unittest
+from importlib.util import find_spec
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.vocoder import OnnxVocoder, vocode
+from myxtts.synthesis import onnx_export, piper, portable_graph
+from myxtts.synthesis.portable_graph import Complex
+from myxtts.synthesis.synthesizer import fade_ends, reference_mel
+from myxtts.tasks.tts import synthesis_options
+from myxtts.training.runs import TrainedRun
+from tests import onnx_voice
+from tests.fixtures import entered, temporary_folder
+
+LETTERS = [*"abcdefgh", "ɔ̃"]  # the last one is two code points
+SCALES = {"default": (0.667, 1.0, 0.8), "quiet": (0.0, 1.3, 0.0)}
+HAS_PACKAGES = all(map(find_spec, onnx_export.PACKAGES))
+
+
+class PlayerIdsTest(unittest.TestCase):
+    table = piper.player_ids(LETTERS)
+
+    def tokens(self, points: str, padded: bool = True) -> list[int]:
+        ids = [self.table.of_point[point] for point in f"^{points}$"]
+        if padded:
+            ids = [number for pair in zip(ids, [0] * len(ids), strict=True) for number in pair]
+        return piper.tokens_of(tf.constant(ids, tf.int64), self.table)[0].numpy().tolist()
+
+    def test_padding_is_removed(self):
+        self.assertEqual(self.tokens("abh"), [1, 3, 4, 10, 2])
+        self.assertEqual(self.tokens("abh", padded=False), [1, 3, 4, 10, 2])
+
+    def test_a_mark_joins_the_code_point_before_it(self):
+        self.assertEqual(self.tokens("aɔ\u0303b"), [1, 3, 11, 4, 2])
+
+    def test_a_mark_is_left_out_behind_what_it_does_not_join(self):
+        self.assertEqual(self.tokens("a\u0303b\u0303"), [1, 3, 4, 2])
+
+    def test_a_code_point_that_is_no_symbol_alone_is_left_out(self):
+        self.assertEqual(self.tokens("aɔb"), [1, 3, 4, 2])
+
+    def test_symbols_of_one_code_point_keep_their_ids(self):
+        table = piper.player_ids("a_$")
+        self.assertEqual(table.of_point, {"_": 0, "^": 1, "$": 2, "a": 3})
+        self.assertEqual((table.marks, table.symbol.tolist()[:4]), (0, [0, 1, 2, 3]))
+
+
+class PortableOperationsTest(unittest.TestCase):
+    def test_transforms_match_tensorflow(self):
+        random = np.random.default_rng(0)
+        for samples in (512, 1024):
+            frames = random.normal(size=[2, 3, samples]).astype(np.float32)
+            expected = tf.signal.rfft(frames)
+            spectrum = portable_graph.real_transform(tf.constant(frames))
+            np.testing.assert_allclose(spectrum.real, tf.math.real(expected), atol=1e-4)
+            np.testing.assert_allclose(spectrum.imag, tf.math.imag(expected), atol=1e-4)
+            # Also where the first and last bins are no real numbers.
+            parts = random.normal(size=[2, 2, 3, samples // 2 + 1]).astype(np.float32)
+            inverse = portable_graph.inverse_real_transform(Complex(*map(tf.constant, parts)))
+            expected = tf.signal.irfft(tf.complex(*parts))
+            np.testing.assert_allclose(inverse, expected, atol=1e-5)
+
+    def test_normal_numbers_are_those_of_tensorflow(self):
+        for seed, shape in (([0, 0], [5, 80]), ([7, 3], [33])):
+            numbers = portable_graph.normal_numbers(tf.constant(shape), tf.constant(seed))
+            expected = tf.random.stateless_normal(shape, seed)
+            np.testing.assert_allclose(numbers, expected, atol=1e-5)
+
+
+@unittest.skipUnless(HAS_PACKAGES, " and ".join(onnx_export.PACKAGES))
+class OnnxTest(unittest.TestCase):
+    """A voice of two speakers with its vocoder, and a vocoder, exported by the program."""
+
+    table = PlayerIdsTest.table
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.run_folder, cls.vocoder_folder = cls.folder / "run", cls.folder / "vocoder"
+        cls.flags = onnx_voice.write_runs(cls.folder, LETTERS, ("en", "ka"))
+        entered(cls.addClassCleanup, onnx_voice.small_networks())
+        with mock.patch.object(
+            onnx_export, "voice_graph", side_effect=cls.remembered(onnx_export.voice_graph)
+        ):
+            cls.result = cls.program("--out", str(cls.folder / "voice"), *cls.flags)
+
+    @classmethod
+    def remembered(cls, make_graph):
+        """Keep the traced function, which takes seconds to trace."""
+
+        def voice_graph(*arguments):
+            cls.graph, document = make_graph(*arguments)
+            return cls.graph, document
+
+        return voice_graph
+
+    @classmethod
+    def program(cls, *flags: str) -> tuple[int, str]:
+        return onnx_voice.program("--run", str(cls.run_folder), *flags)
+
+    def session(self, name: str):
+        import onnxruntime
+
+        path = self.folder / "voice" / name
+        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def test_program_succeeds(self):
+        self.assertEqual(self.result, (0, ""))
+        names = {
+            f"run{kind}.onnx{json}" for kind in ("", "-float16", "-int8") for json in ("", ".json")
+        }
+        found = {path.name for path in (self.folder / "voice").iterdir()}
+        self.assertEqual(found, names | {"tokens.txt", "README.md"})
+
+    def test_waves_of_twenty_texts_match_tensorflow(self):
+        """Whole outputs, of the default noise and of none, from one token to 400."""
+        session = self.session("run.onnx")
+        random = np.random.default_rng(0)
+        lengths = [1, 400, *random.integers(2, 90, 18)]
+        for number, length in enumerate(lengths):
+            ids = [1, *random.integers(3, len(LETTERS) + 3, length), 2]
+            for name, scales in SCALES.items():
+                with self.subTest(tokens=length, scales=name):
+                    inputs = onnx_export.voice_inputs(ids, 2, scales, number % 2)
+                    (wave,) = session.run(None, inputs)
+                    expected = self.graph.traced(*map(tf.constant, inputs.values())).numpy()
+                    self.assertEqual(wave.shape, expected.shape)
+                    error = np.sqrt(np.mean(np.square(wave - expected)))
+                    self.assertLess(error, 1e-3 * np.sqrt(np.mean(np.square(expected))))
+
+    def test_waves_are_those_of_the_synthesizer(self):
+        ids = [1, *range(3, 11), 11, 2]
+        points = [1, *range(3, 11), self.table.of_point["ɔ"], self.table.of_point["\u0303"], 2]
+        run = TrainedRun.open(self.run_folder)
+        network, data = run.load_network("/CPU:0", "tts"), run.record.settings.data
+        reference = reference_mel([self.folder / "high.wav"], data)
+        texts = [ids], [len(ids)], [0], reference[None], [len(reference)]
+        options = synthesis_options(run.record.settings.model)
+        mel, frames, _ = network.synthesize(*map(tf.constant, texts), options)
+        vocoder = TrainedRun.open(self.vocoder_folder).load_vocoder("/CPU:0")
+        expected = fade_ends(vocode(vocoder, mel, frames)[0])
+        inputs = onnx_export.voice_inputs(points, 2, speaker=1)
+        wave = self.graph.traced(*map(tf.constant, inputs.values())).numpy()[0, 0]
+        np.testing.assert_allclose(wave, expected, atol=1e-3 * np.abs(expected).max())
+
+    def test_speakers_and_noise_change_the_wave(self):
+        session = self.session("run.onnx")
+        ids = [1, *range(3, 11), 2]
+        waves = [
+            session.run(None, onnx_export.voice_inputs(ids, 2, SCALES["default"], speaker))[0]
+            for speaker in (0, 0, 1)
+        ]
+        np.testing.assert_array_equal(waves[0], waves[1])
+        self.assertFalse(np.array_equal(waves[0], waves[2]))
+
+    def test_reduced_models_say_nearly_the_same(self):
+        inputs = onnx_export.voice_inputs([1, *range(3, 11), 2], 2)
+        (expected,) = self.session("run.onnx").run(None, inputs)
+        for kind in ("float16", "int8"):
+            (wave,) = self.session(f"run-{kind}.onnx").run(None, inputs)
+            self.assertLess(abs(wave.size - expected.size), 5 * HOP_SAMPLES)
+
+    def test_json_and_metadata_are_those_of_players(self):
+        document = json.loads((self.folder / "voice/run.onnx.json").read_text(encoding="utf-8"))
+        self.assertEqual(document["speaker_id_map"], {"low": 0, "high": 1})
+        self.assertEqual(document["espeak"], {"voice": "en-us"})
+        self.assertEqual(document["audio"]["sample_rate"], SAMPLE_RATE_HZ)
+        self.assertEqual(document["phoneme_id_map"]["a"], [3])
+        metadata = self.session("run.onnx").get_modelmeta().custom_metadata_map
+        self.assertEqual((metadata["comment"], metadata["n_speakers"]), ("piper", "2"))
+        lines = (self.folder / "voice/tokens.txt").read_text(encoding="utf-8").splitlines()
+        self.assertEqual(lines[-1].split(" ")[0], "\u0303")
+        self.assertIn("^ 1", lines)
+
+    def test_unusable_arguments_exit_with_2(self):
+        for flags, expected in (
+            ("--language en", "needs a trained vocoder"),
+            (f"--vocoder {self.vocoder_folder}", "was trained on en, ka"),
+            (f"--vocoder {self.vocoder_folder} --language en", "--reference NAME=FILE"),
+            ("--reference low", "must be NAME=FILE"),
+            (f"--run {self.vocoder_folder} --language en", "--format onnx"),
+            ("--format savedmodel --language en", "--format onnx"),
+        ):
+            with self.subTest(flags=flags):
+                code, message = self.program("--out", str(self.folder / "new"), *flags.split())
+                self.assertEqual(code, 2)
+                self.assertIn(expected, message)
+        self.assertFalse((self.folder / "new").exists())
+
+    def test_a_vocoder_alone_matches_tensorflow(self):
+        import onnxruntime
+
+        out = self.folder / "vocoder_onnx"
+        run = "--run", str(self.vocoder_folder)
+        self.assertEqual(self.program(*run, "--out", str(out)), (0, ""))
+        mel = np.random.default_rng(0).normal(-5.0, 2.0, [1, 80, 50]).astype(np.float32)
+        (wave,) = onnxruntime.InferenceSession(out / "vocoder.onnx").run(None, {"mel": mel})
+        vocoder = TrainedRun.open(self.vocoder_folder).load_vocoder("/CPU:0")
+        expected = vocoder.synthesize(mel.transpose(0, 2, 1), tf.constant([0, 0])).numpy()
+        error = np.sqrt(np.mean(np.square(wave - expected)))
+        self.assertLess(error, 1e-3 * np.sqrt(np.mean(np.square(expected))))
+        # As a vocoder of a voice it makes the same waves as its run.
+        file = f"{out}/vocoder.onnx"
+        (same,) = vocode(OnnxVocoder(Path(file)), mel.transpose(0, 2, 1), [50])
+        np.testing.assert_array_equal(same, wave[0])
+        flags = [file if flag == str(self.vocoder_folder) else flag for flag in self.flags]
+        self.assertEqual(self.program("--out", str(self.folder / "other"), *flags), (0, ""))
+        inputs = onnx_export.voice_inputs([1, *range(3, 11), 2], 2)
+        (expected,) = self.session("run.onnx").run(None, inputs)
+        (wave,) = self.session("../other/run.onnx").run(None, inputs)
+        middle = np.s_[..., 200:-200]  # its ends do not fade
+        np.testing.assert_allclose(wave[middle], expected[middle], atol=1e-3)

@@ -3,6 +3,7 @@
     python benchmarks/gpu_proof.py --out proof
     python benchmarks/gpu_proof.py --out proof --sections 3 4 --minutes 5
     python benchmarks/gpu_proof.py --out proof --simulate-gpus 2 --small    # tests the proof itself
+    python benchmarks/gpu_proof.py --out proof --virtual-gpus 3 --small     # also tests it
 
 Each section runs in a process of its own with a time limit, so that a crash, an error of a device
 or a hang leaves the others alone. After each section its results are in OUT/section-N.json, its log
@@ -11,6 +12,7 @@ claims, each with the figure found here, the figure that is expected, and whethe
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -44,18 +46,20 @@ COUNT_GPUS = "import tensorflow as tf; print('GPUs', len(tf.config.list_physical
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     end_s = time.monotonic() + 60.0 * options.minutes
-    if options.small and not options.simulate_gpus:
+    if options.small and not (options.simulate_gpus or options.virtual_gpus):
         raise ConfigError(
-            "--small was given, whose placements share a process, as GPUs cannot. Add"
-            " --simulate-gpus 2."
+            "--small was given, which is for simulated or virtual GPUs. Add --simulate-gpus 2."
         )
+    if options.virtual_gpus:
+        use_virtual_gpus(options.virtual_gpus)
     make_folder(options.out, "--out")
-    gpus = options.simulate_gpus or real_gpus()
+    gpus = options.simulate_gpus or options.virtual_gpus or real_gpus()
     utterances = SMALL_UTTERANCES if options.small else UTTERANCES
     out = options.out.resolve()
     corpus = out / f"corpus-{utterances}"
     make_demo_corpus(corpus, utterances, ["en"], speakers=2, seed=0)
-    run = Run(gpus, bool(options.simulate_gpus), options.small, out, corpus, options.in_process)
+    kinds = bool(options.simulate_gpus), bool(options.virtual_gpus)
+    run = Run(gpus, kinds[0], options.small, out, corpus, options.in_process, kinds[1])
     outcomes = run_sections(
         run, [section for section in SECTIONS if section.number in options.sections], end_s
     )
@@ -90,13 +94,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=10.0,
         help="time of all sections (default 10)",
     )
-    parser.add_argument(
-        "--simulate-gpus",
-        metavar="N",
-        type=bounded(int, 1, 8),
-        default=0,
-        help="use N logical devices of the CPU",
-    )
+    kinds = parser.add_mutually_exclusive_group()
+    for flag, meaning in (
+        ("--simulate-gpus", "use N logical devices of the CPU"),
+        ("--virtual-gpus", "use N virtual GPUs, which need g++: TensorFlow's GPU runtime on a CPU"),
+    ):
+        kinds.add_argument(flag, metavar="N", type=bounded(int, 1, 8), default=0, help=meaning)
     parser.add_argument(
         "--small", action="store_true", help="smallest models and fewest steps, to test the proof"
     )
@@ -106,6 +109,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="run all sections in this process, without time limits",
     )
     return parser.parse_args(argv)
+
+
+def use_virtual_gpus(count: int) -> None:
+    """Give this process and those that it starts so many virtual GPUs; TensorFlow has not started.
+
+    Raises:
+        PlacementError: they cannot be made here.
+    """
+    from tests.virtual_gpu import Unavailable, environment
+
+    try:
+        os.environ.update(environment(count))
+    except Unavailable as reason:
+        raise PlacementError(f"--virtual-gpus {count}: {reason}. Try --simulate-gpus 2.") from None
 
 
 def real_gpus() -> int:

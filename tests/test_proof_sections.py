@@ -2,6 +2,7 @@
 and its section on threads finds a batch in which one bit is wrong.
 """
 
+import dataclasses
 import tempfile
 import threading
 import unittest
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks._flops import contraction_flops
-from benchmarks.proof import placements, threads, whole
+from benchmarks.proof import page, placements, threads, whole
 from benchmarks.proof.placements import Case, Findings
 from benchmarks.proof.runs import KILLED, NO_TIME, run_script
 from benchmarks.proof.section import Scope, SectionResult, write_json
@@ -258,6 +259,23 @@ class ChecksumTest(unittest.TestCase):
         for other in (*flipped, values.reshape(3, 2, 4).swapaxes(0, 1)):
             self.assertNotEqual(checksum(other), checksum(values))
         self.assertEqual(checksum(values.copy()), checksum(values))
+
+
+class VirtualGpuTest(unittest.TestCase):
+    VIRTUAL = dataclasses.replace(scope(3), virtual=True)
+
+    def test_virtual_gpus_show_numbers_but_neither_times_nor_memory_limits(self):
+        problems = {case.name: case.problem for case in placements.cases_of(self.VIRTUAL)}
+        self.assertIn("memory limits", problems.pop("one GPU split in two"))
+        self.assertEqual({*problems.values()}, {""})
+        found = Findings(placements.length_of(self.VIRTUAL), [], differences={"dual": 0.0})
+        verdicts = [figure.verdict for figure in placements.figures_of(self.VIRTUAL, found)]
+        self.assertEqual(verdicts.count("met"), 2)
+        self.assertEqual(verdicts.count("not shown"), 4)
+
+    def test_the_page_says_that_gpus_are_virtual(self):
+        settings = {"gpus": 3, "simulated": False, "virtual": True, "small": False}
+        self.assertIn("On 3 virtual GPUs", page.setting_lines(settings)[0])
 
 
 class RoutesTest(unittest.TestCase):

@@ -55,17 +55,17 @@ VERSION_FUNCTIONS = {
 
 
 def run(scope: Scope) -> SectionResult:
-    gpus = [] if scope.simulated else queried_gpus()
+    gpus = queried_gpus() if scope.is_real else []
     data: dict[str, Any] = {
         "gpus": gpus,
         "driver": prerequisites.driver_version(),
-        "libraries": {} if scope.simulated else library_versions(),
+        "libraries": library_versions() if scope.is_real else {},
         "build": {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in build_info().items()
         },
-        "topology": None if scope.simulated else prerequisites.nvidia_smi("topo", "-m"),
-        "peer_access": {} if scope.simulated else peer_access(scope.gpus),
+        "topology": prerequisites.nvidia_smi("topo", "-m") if scope.is_real else None,
+        "peer_access": peer_access(scope.gpus) if scope.is_real else {},
         "host": host(),
         "packages": packages(),
         "commit": source_commit() or "unknown",
@@ -75,14 +75,14 @@ def run(scope: Scope) -> SectionResult:
 
 def figures(scope: Scope, data: dict[str, Any]) -> list[Figure]:
     """Return the claims: software suits the GPUs, packages are there, and the GPUs are idle."""
-    seen = f"{scope.gpus} {'simulated' if scope.simulated else 'physical'}"
+    kind = "simulated" if scope.simulated else "virtual" if scope.virtual else "physical"
     used = [number_of(gpu["memory.used"]) for gpu in data["gpus"]]
     used_mib = max((mib for mib in used if mib is not None), default=None)
     packages_check = check_packages(package_requirements())
     return [
         Figure.of(
             "TensorFlow sees the GPUs",
-            seen,
+            f"{scope.gpus} {kind}",
             "1 or more",
             None if scope.simulated else sees_gpus(scope.gpus),
         ),
@@ -104,7 +104,7 @@ def sees_gpus(count: int) -> bool:
 
 def software_figures(scope: Scope) -> list[Figure]:
     """Return the preflight's checks of kernels and cuDNN for all GPUs."""
-    if scope.simulated:
+    if not scope.is_real:
         return [Figure.of("kernels and cuDNN suit the GPUs", "no GPU", "they do", None)]
     settings = PlacementConfig(model_gpus=tuple(range(scope.gpus)))
     checks = check_gpu_software(plan_routes(settings, scope.gpus))

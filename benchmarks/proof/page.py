@@ -43,7 +43,8 @@ def page_lines(outcomes: list[dict[str, Any]]) -> list[str]:
 
 
 def setting_lines(run: dict[str, Any]) -> list[str]:
-    devices = f"{run['gpus']} simulated GPUs" if run["simulated"] else f"{run['gpus']} GPUs"
+    kind = "simulated " if run["simulated"] else "virtual " if run.get("virtual") else ""
+    devices = f"{run['gpus']} {kind}GPUs"
     if run["gpus"] == 1:
         devices = devices.removesuffix("s")
     lines = [f"On {devices}."]
@@ -51,6 +52,11 @@ def setting_lines(run: dict[str, Any]) -> list[str]:
         lines = [
             f"On {devices}, which are logical devices of the CPU: nothing here was measured on a"
             " GPU, and every claim about one is not shown."
+        ]
+    if run.get("virtual"):
+        lines = [
+            f"On {devices}: TensorFlow's own GPU runtime, whose kernels are computed by the CPU."
+            " Times, XLA, cuDNN, NCCL and memory limits are not shown."
         ]
     if run["small"]:
         lines.append("The smallest settings were used, which test the proof itself.")

@@ -159,7 +159,7 @@ def run(scope: Scope) -> SectionResult:
 def length_of(scope: Scope) -> Length:
     if scope.small:
         return Length("tiny", 3, 1, 3, 2)
-    return Length("tiny", 30, 10, 30, 20) if scope.simulated else Length("small", 200, 50, 50, 40)
+    return Length("small", 200, 50, 50, 40) if scope.is_real else Length("tiny", 30, 10, 30, 20)
 
 
 def cases_of(scope: Scope) -> list[Case]:
@@ -189,6 +189,8 @@ def cases_of(scope: Scope) -> list[Case]:
             case.settings["simulate_gpus"] = scope.gpus - case.is_split
         if needed > scope.gpus:
             case.problem = f"needs {needed} GPUs"
+        if scope.virtual and case.is_split:
+            case.problem = "needs a GPU with memory limits, which a virtual one has none of"
     return cases
 
 
@@ -439,8 +441,8 @@ def run_figures(found: Findings) -> list[Figure]:
 
 
 def time_figures(scope: Scope, found: Findings) -> list[Figure]:
-    """Return the claims about time, which simulated GPUs cannot show."""
-    real = not scope.simulated
+    """Return the claims about time, which only real GPUs can show."""
+    real = scope.is_real
     dual = [
         case
         for case in found.cases
@@ -461,7 +463,7 @@ def time_figures(scope: Scope, found: Findings) -> list[Figure]:
 def limit_figure(
     claim: str, value: float | None, limit: float, real: bool, unit: str = "%"
 ) -> Figure:
-    """Return the figure of a value that must not exceed a limit; simulated GPUs do not show it."""
+    """Return the figure of a value that must not exceed a limit; only real GPUs show it."""
 
     def shown(number: float) -> str:
         return f"{100 * number:.1f} %" if unit == "%" else f"{number:.2f} {unit}"

@@ -41,10 +41,12 @@ class Run:
     out: Path
     corpus: Path
     in_process: bool = False
+    virtual: bool = False
 
     def settings(self) -> dict[str, Any]:
         """Return what results must have in common to stand on one page."""
-        return {"gpus": self.gpus, "simulated": self.simulated, "small": self.small}
+        kinds = {"simulated": self.simulated, "virtual": self.virtual}
+        return {"gpus": self.gpus, **kinds, "small": self.small}
 
 
 def run_sections(run: Run, sections: Sequence[Section], end_s: float) -> list[Outcome]:
@@ -75,7 +77,9 @@ def run_and_report(run: Run, section: Section, limit_s: float) -> Outcome:
     folder = run.out / f"section-{section.number}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    scope = Scope(run.gpus, run.simulated, run.small, limit_s * (1.0 - GRACE), folder, run.corpus)
+    budget_s = limit_s * (1.0 - GRACE)
+    shared = run.corpus, run.virtual
+    scope = Scope(run.gpus, run.simulated, run.small, budget_s, folder, *shared)
     began_s = time.monotonic()
     status: Status = "stopped"
     error = "stopped by Ctrl-C"

@@ -85,9 +85,13 @@ def run_program(
         limit_s: seconds after which the process is killed.
         stop: called with each line; needs a process of its own.
     """
+    program = [str(ROOT / SCRIPTS[name])]
     if scope.small and stop is None:
-        return run_in_process(name, flags)
-    return run_script([str(ROOT / SCRIPTS[name]), *flags], scope.out / "runs.log", limit_s, stop)
+        if not scope.virtual:
+            return run_in_process(name, flags)
+        # GPUs cannot be configured again in a process.
+        program = ["-c", f"from {__name__} import *; sys.exit(print_program({name!r}))"]
+    return run_script([*program, *flags], scope.out / "runs.log", limit_s, stop)
 
 
 def run_script(
@@ -124,6 +128,13 @@ def run_in_process(name: str, flags: Sequence[str]) -> Finished:
     with toy_models(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = report_errors(lambda: program.main(flags))
     return Finished(code, output.getvalue().splitlines(), time.monotonic() - began_s)
+
+
+def print_program(name: str) -> int:
+    """Run a program with a toy model and the arguments of this process; return its exit code."""
+    finished = run_in_process(name, sys.argv[1:])
+    print(*finished.lines, sep="\n")
+    return finished.code
 
 
 def read_reports(scope: Scope, name: str) -> list[dict[str, Any]]:

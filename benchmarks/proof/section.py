@@ -34,13 +34,14 @@ class Scope:
     """What a section runs on.
 
     Attributes:
-        gpus: number of GPUs, real or simulated.
+        gpus: number of GPUs, real, virtual or simulated.
         simulated: whether the GPUs are logical devices of the CPU. What needs a real GPU is "not
             shown" then.
         small: use the smallest models, batches and numbers of steps, to test the section itself.
         budget_s: seconds after which the section should have returned; it is killed a little later.
         out: folder of this section, for logs and whatever else it writes.
         corpus: folder of the demo corpus.
+        virtual: whether the GPUs are those of `tests.virtual_gpu`, whose kernels are the CPU's.
     """
 
     gpus: int
@@ -49,7 +50,13 @@ class Scope:
     budget_s: float
     out: Path
     corpus: Path
+    virtual: bool = False
     started_s: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether times, software and memory limits are those of a GPU."""
+        return not (self.simulated or self.virtual)
 
     @property
     def left_s(self) -> float:

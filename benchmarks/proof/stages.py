@@ -323,13 +323,13 @@ def figures_of(scope: Scope, item: StageFigures) -> list[Figure]:
             f"{item.name}: XLA compiles nothing at a known shape",
             f"{item.activity.compilations} compilations in {TRACED_STEPS} steps",
             "0",
-            item.activity.compilations == 0 and (None if scope.simulated else True),
+            item.activity.compilations == 0 and (True if scope.is_real else None),
         ),
         Figure.of(
             f"{item.name}: a copy can be hidden behind a step",
             f"T {1e3 * item.transfer_s:.2f} ms, C {1e3 * item.step_s:.2f} ms",
             "T at most C",
-            None if scope.gpus < 2 or scope.simulated else item.transfer_s <= item.step_s,
+            item.transfer_s <= item.step_s if scope.gpus > 1 and scope.is_real else None,
         ),
         Figure.of(
             f"{item.name}: the memory peak is as forecast",

@@ -90,7 +90,7 @@ def run(scope: Scope) -> SectionResult:
 def flags_of(scope: Scope) -> list[str]:
     """Return flags that make all devices of the routes: two parts of GPU 0, and GPU 1."""
     flags = run_flags(scope, "threads", "tiny", 1_000_000, 50)
-    if scope.simulated:
+    if not scope.is_real:
         return [*flags, *placement_flags(scope)]
     models = map(str, range(min(2, scope.gpus)))
     flags += ["--deterministic", "--data-gpu", "0", "--model-gpus", *models]
@@ -104,7 +104,7 @@ def flags_of(scope: Scope) -> list[str]:
 def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
     """Return the routes to check: on one GPU, between its parts, between two GPUs both ways."""
     names = [device.name for device in placement.devices]
-    if scope.simulated:
+    if not scope.is_real:
         pairs = [("one device", 0, 0), ("two devices", 0, 1)][: len(names)]
         pairs = pairs[-1:] if scope.small else pairs
     else:

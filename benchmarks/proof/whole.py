@@ -51,7 +51,7 @@ def run(scope: Scope) -> SectionResult:
 def length_of(scope: Scope) -> Length:
     if scope.small:
         return Length(4, 2, 2, 1)
-    return Length(40, 24, 10, 2) if scope.simulated else Length(300, 160, 50, 10)
+    return Length(300, 160, 50, 10) if scope.is_real else Length(40, 24, 10, 2)
 
 
 def check_preflight(scope: Scope, found: SectionResult) -> None:

@@ -222,7 +222,8 @@ def nearest_table(spoken: Sequence[Spoken], centroids: dict[str, np.ndarray], em
     """Return a table of how often the right speaker is the nearest, by group."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for group, speaker, wave in spoken:
-        cosines = {name: float(embed(wave) @ center) for name, center in centroids.items()}
+        vector = embed(wave)
+        cosines = {name: float(vector @ center) for name, center in centroids.items()}
         right = cosines.pop(speaker)
         groups[group].append((right, max(cosines.values())))
     lines = [

@@ -164,10 +164,10 @@ class ObjectStore(Store):
                 " obstore`, or give a local folder."
             ) from error
         seconds = {"timeout": REQUEST_S, "connect_timeout": CONNECT_S}
-        client: dict[str, Any] = {name: timedelta(seconds=value) for name, value in seconds.items()}
+        client: Any = {name: timedelta(seconds=value) for name, value in seconds.items()}
         # Servers on the own network often have no certificate; the user has named this one.
         client["allow_http"] = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:")
-        retry = {"max_retries": 1000, "retry_timeout": timedelta(seconds=RETRY_S)}
+        retry: Any = {"max_retries": 1000, "retry_timeout": timedelta(seconds=RETRY_S)}
         self._api = obstore
         with self._explained():
             self._bucket: Any = obstore.store.from_url(

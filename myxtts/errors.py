@@ -4,7 +4,10 @@ was found and what to do (exit code 2, or 138 where the same command may succeed
 Any other error is a defect: it keeps its traceback and exits with code 1.
 """
 
+import re
 from importlib.util import find_spec
+
+_DOES_NOT_FIT = re.compile("(OOM when allocating|(failed|unable|trying) to allocate).*")
 
 
 class UserError(Exception):
@@ -46,10 +49,12 @@ class PeerLost(UserError):
 def lacking_memory(error: Exception) -> str:
     """Return the line of an out-of-memory error that says what did not fit, and where.
 
-    An error in a compiled function begins with the lines of Python that made the operation.
+    An error in a compiled function begins with the lines of Python that made the operation, or with
+    the number of operations that had one.
     """
-    lines = getattr(error, "message", str(error)).splitlines() or [""]
-    line = next((line for line in lines if line.startswith("OOM when allocating")), lines[0])
+    message = getattr(error, "message", str(error))
+    found = _DOES_NOT_FIT.search(message)
+    line = found[0] if found else message.partition("\n")[0]
     return line.rstrip(".")
 
 

@@ -176,7 +176,8 @@ def _raising(error: BaseException):
 
 def _training(train):
     """Replace myxtts.train by a module with this function, without importing TensorFlow."""
-    return mock.patch.dict(sys.modules, {"myxtts.train": types.SimpleNamespace(train=train)})
+    module = types.SimpleNamespace(train=lambda config, more: train(config))
+    return mock.patch.dict(sys.modules, {"myxtts.train": module})
 
 
 class MainTest(FolderCase):
@@ -390,12 +391,12 @@ class FaultTest(FolderCase):
             message = (
                 "Graph execution error:\n\nDetected at node Mul defined at (most recent call last):"
             )
-            message += "\nOOM when allocating tensor on /device:GPU:0 by GPU_0_bfc.\nHint"
+            message += "\n  (0) RESOURCE_EXHAUSTED: OOM when allocating tensor on GPU_0_bfc.\nHint"
 
         errors = types.SimpleNamespace(ResourceExhaustedError=ResourceExhaustedError)
         for error, expected in (
             (MemoryError("Unable to allocate 88. GiB"), "Unable to allocate 88. GiB. End other"),
-            (ResourceExhaustedError(), "/device:GPU:0 by GPU_0_bfc. End other programs"),
+            (ResourceExhaustedError(), "memory: OOM when allocating tensor on GPU_0_bfc. End"),
         ):
             with mock.patch.dict(sys.modules, tensorflow=types.SimpleNamespace(errors=errors)):
                 code, message = self.report(mock.Mock(side_effect=error))

@@ -59,7 +59,11 @@ LONG_S = 20.0
 SECONDS = (*(0.4 + 0.01 * i for i in range(12)), *[LONG_S] * 5)
 # GPUs 1 and 3 are /GPU:0 and /GPU:1. What one of them has is too little for a batch of LONG_S: the
 # memory of each of the four, and the message.
-DOES_NOT_FIT = "OOM when allocating tensor with shape.* on .*device:GPU:{} by allocator .*_bfc"
+# An operation without an output of its own, or a copy, names no device.
+DOES_NOT_FIT = (
+    "(OOM when allocating tensor with shape.* on .*device:GPU:{} by allocator .*_bfc"
+    "|(failed|unable) to allocate (memory|output tensor).*)"
+)
 FULL = {
     "model_full": (
         (4096, SYSTEM_MIB + 8, 4096, 4096),

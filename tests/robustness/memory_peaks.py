@@ -2,7 +2,7 @@
 TensorFlow's allocator counts it. It needs GPUs, real ones or virtual ones:
 
     python -m tests.virtual_gpu --memory-mib 65536 --costs-only --scale 0 -- \\
-        benchmarks/memory_peaks.py --tasks tts asr vocoder --sizes tiny
+        tests/robustness/memory_peaks.py --tasks tts asr vocoder --sizes tiny
 
 GPU 0 makes batches and observes, GPU 1 trains. The forecast is that of `myxtts preflight`: the peak
 of its heaviest steps, and what it adds for the observer. The peak is that of a run with full
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 SECONDS = tuple(0.6 + 0.1 * i for i in range(13))
 STEPS = 6
@@ -44,14 +44,14 @@ def main() -> int:
     for task in options.tasks:
         for size in options.sizes:
             command = [sys.executable, "-c", CHILD, task, size]
-            ended = subprocess.run(command, cwd=Path(__file__).parents[1])
+            ended = subprocess.run(command, cwd=Path(__file__).parents[2])
             code = code or ended.returncode
     return code
 
 
 CHILD = """
 import sys
-from benchmarks.memory_peaks import compare
+from tests.robustness.memory_peaks import compare
 from myxtts.commands.console import report_errors
 sys.exit(report_errors(lambda: compare(*sys.argv[1:])))
 """

@@ -1,6 +1,8 @@
 """The manifest: usable utterances as columns, and a reason for each rejected row."""
 
 import csv
+import hashlib
+import io
 import os
 import struct
 import unittest
@@ -423,6 +425,17 @@ class Cache(CorpusCase):
             with self.assertLogs("myxtts.data.manifest", "WARNING"):
                 self.assertTrue(self.cached()[1])
             self.assertEqual(self.cache.read_bytes(), whole)
+
+    def test_a_cache_of_another_version_is_rebuilt(self):
+        self.cached()
+        whole = self.cache.read_bytes()
+        with np.load(self.cache) as arrays:
+            columns = {"lengths" if name == "samples" else name: arrays[name] for name in arrays}
+        body = io.BytesIO()
+        np.savez(body, **columns)
+        self.cache.write_bytes(body.getvalue() + hashlib.sha256(body.getvalue()).digest())
+        self.assertTrue(self.cached()[1])
+        self.assertEqual(self.cache.read_bytes(), whole)
 
     def test_the_cache_is_an_npz_without_pickles(self):
         self.cached()

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -551,7 +551,11 @@ def _read(cache: Path) -> tuple[str, Manifest, Vocabulary, list[RejectedRow]] | 
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         columns = dict(arrays)
     document = json.loads(columns.pop("document").tobytes())
-    columns |= {name: tuple(document[name]) for name in STRING_COLUMNS}
+    columns |= {name: tuple(document[name]) for name in STRING_COLUMNS if name in document}
+    required = {field.name for field in fields(Manifest) if field.default is MISSING}
+    if columns.keys() != required:
+        log.info("%s is of another version of MyXTTS and will be rebuilt", cache)
+        return None
     symbols, speakers, languages = document["tables"]
     vocabulary = Vocabulary(SymbolTable(tuple(symbols)), tuple(speakers), tuple(languages))
     rejected = [RejectedRow(*row) for row in document["rejected"]]

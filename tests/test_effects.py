@@ -30,7 +30,7 @@ def another_value(setting: Setting) -> Any:
     if setting.kind is bool:
         return not setting.default
     if setting.kind is int:
-        return 1 if setting.default in (0, "auto") else 2 * setting.default
+        return 1 if setting.default in (0, "auto", None) else 2 * setting.default
     return "runs/other" if setting.kind is str else setting.default / 2 or 0.2
 
 

@@ -7,7 +7,7 @@ from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.errors import CheckpointError, ConfigError, UserError
 from myxtts.training.checkpoint_files import write_record
-from myxtts.training.runs import TrainedRun
+from myxtts.training.runs import TrainedRun, VocoderChoice
 from tests.fixtures import entered, make_record, temporary_folder, working_in
 
 
@@ -35,14 +35,15 @@ class SelectVocoder(unittest.TestCase):
             self.select(*requested)
 
     def test_the_requested_vocoder_goes_before_the_named_one_and_griffin_lim_is_last(self):
-        self.assertEqual(self.select(), (None, None, " (no --vocoder was given)"))
-        self.assertEqual(self.select("griffin-lim", 60), (None, 60, ""))
+        griffin_lim = VocoderChoice(note=" (no --vocoder was given)")
+        self.assertEqual(self.select(), griffin_lim)
+        self.assertEqual(self.select("griffin-lim", 60), VocoderChoice(iterations=60))
         self.assertEqual(self.select("runs/other").trained.path, Path("runs/other"))
         self.write("runs/voice", vocoder="runs/vocoder")
         checkpoint = self.select().trained.checkpoint.path
         self.assertEqual(checkpoint, Path("runs/vocoder/checkpoints/step-000007"))
         self.assertEqual(self.select(Path("runs/other")).trained.path, Path("runs/other"))
-        self.assertEqual(self.select("griffin-lim"), (None, None, ""))
+        self.assertEqual(self.select("griffin-lim"), VocoderChoice())
 
     def test_iterations_are_for_griffin_lim_only(self):
         self.assertEqual(self.select(None, 5).iterations, 5)

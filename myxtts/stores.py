@@ -77,7 +77,8 @@ def read_members(
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, "myxtts-store")
+    # They stay until the process ends, unlike threads whose name begins with that of the package.
+    return ThreadPoolExecutor(THREADS, "store")
 
 
 class Store:

@@ -227,7 +227,7 @@ class Network(unittest.TestCase):
         batch = vocoder_features((40, 9, 60))
         # The noise is drawn for a batch, so that all rows but the first have other noise in a
         # microbatch.
-        with mock.patch("tensorflow.random.stateless_normal", lambda shape, _: tf.zeros(shape)):
+        with mock.patch("myxtts.models.vocoder.stateless_normal", lambda shape, _: tf.zeros(shape)):
             whole = losses_of(vocoder(), batch)
             rows = (rows_of(batch, slice(*ends)) for ends in ((0, 1), (1, 3)))
             first, second = (losses_of(vocoder(), part) for part in rows)
@@ -238,7 +238,7 @@ class Network(unittest.TestCase):
         batch, empty = vocoder_features((40, 9)), vocoder_features((0, 0))
         by_row = [name for name in batch if name not in ("seed", "step_frames")]
         with_empty = batch | {name: np.concatenate([batch[name], empty[name]]) for name in by_row}
-        with mock.patch("tensorflow.random.stateless_normal", lambda shape, _: tf.zeros(shape)):
+        with mock.patch("myxtts.models.vocoder.stateless_normal", lambda shape, _: tf.zeros(shape)):
             full, padded = (losses_of(vocoder(), features) for features in (batch, with_empty))
         for name, loss in full.items():
             self.assertAlmostEqual(padded[name], loss, places=5)

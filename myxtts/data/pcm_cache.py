@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import tensorflow as tf
 from tqdm import tqdm
 
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import DIGEST_BYTES, Manifest
-from myxtts.data.reading import ReadRows
+from myxtts.data.reading import ReadRows, rows_by_numpy
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, locked_file
 
@@ -88,12 +87,7 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
                 batch[i, :count] = wave(row)[start : start + count]
         return batch
 
-    def read_rows(rows, starts, samples, padded):
-        arguments = [rows, starts, samples, padded]
-        batch = tf.numpy_function(copy, arguments, tf.int16, stateful=False)
-        return tf.ensure_shape(batch, [None, None])
-
-    return read_rows
+    return rows_by_numpy(copy)
 
 
 def _digest(*values: object) -> bytes:

@@ -197,6 +197,12 @@ def rows_from_members(
             batch[place, :count] = read_pcm(path, *where, content)[begin : begin + count]
         return batch
 
+    return rows_by_numpy(load)
+
+
+def rows_by_numpy(load: Callable[..., np.ndarray]) -> ReadRows:
+    """Return what reads rows of batches by a function of arrays, which returns int16 [B, S]."""
+
     def read_rows(rows, starts, samples, padded):
         arguments = [rows, starts, samples, padded]
         batch = tf.numpy_function(load, arguments, tf.int16, stateful=False)

@@ -74,8 +74,7 @@ def pack(config: Config, out: str, part: int, parts: int, shard_bytes: int) -> N
     rows = read_corpus(
         corpus_path(str(data.train_data)), data.language, root, needs_text, columns=data.columns
     )
-    if data.exclude is not None:
-        (rows,), _ = leave_out(data.exclude, rows)
+    (rows,), _ = leave_out(data.exclude, rows)
     log.info("corpus form    %s", rows.form)
     first, end = (len(rows.rows) * number // parts for number in (part, part + 1))
     # The first slice has all malformed rows.

@@ -27,6 +27,7 @@ from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.espeak import voice_of
 from myxtts.text.languages import choose_language
+from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID
 from myxtts.training.runs import TrainedRun, VocoderChoice
 
 PACKAGES = ("onnx", "onnxruntime")
@@ -129,8 +130,8 @@ def voice_graph(
     names, frontend = list(speakers), record.settings.data.text_frontend
     document = piper.voice_document(table, language, espeak_voice, names, frontend)
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
-    ids = np.random.default_rng(0).integers(3, len(table.is_mark), SPOKEN_IDS)
-    example = voice_inputs([1, *ids.tolist(), 2], len(speakers))
+    ids = np.random.default_rng(0).integers(FIRST_SYMBOL_ID, len(table.is_mark), SPOKEN_IDS)
+    example = voice_inputs([BEGIN_ID, *ids.tolist(), END_ID], len(speakers))
     weights = matrices([*network.variables, *vocoder.variables])
     output = "mel" if file else "output"
     graph = Graph(traced.get_concrete_function(), output, metadata, weights, example, file)

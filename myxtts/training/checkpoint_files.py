@@ -39,6 +39,7 @@ from myxtts.training.schedule import Observation
 
 FORMAT = 7
 
+STATE = "state.json"
 MODEL = "model"
 AVERAGES = "averages"
 OPTIMIZER = "optimizer"
@@ -297,7 +298,7 @@ def remove_partial_checkpoints(folder: Path) -> None:
 
 def read_record(checkpoint: Path) -> Record:
     """Read the state.json of a checkpoint; raise CheckpointError if that cannot be used."""
-    path = checkpoint / "state.json"
+    path = checkpoint / STATE
     with _explain_unreadable(path):
         content = path.read_bytes()
         document = json.loads(content)
@@ -339,7 +340,7 @@ def write_record(checkpoint: Path, record: Record) -> None:
 def write_state_json(checkpoint: Path, values: Mapping[str, Any]) -> None:
     """Write the values of a record with the format before and the checksum behind them."""
     body = files.json_bytes({"format": FORMAT, **values}).removesuffix(b"\n}") + b",\n"
-    files.write_whole(checkpoint / "state.json", body + b' "sha256": "%s"\n}' % _checksum(body))
+    files.write_whole(checkpoint / STATE, body + b' "sha256": "%s"\n}' % _checksum(body))
 
 
 def _checksum(content: bytes) -> bytes:

@@ -16,6 +16,7 @@ from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError, DataError
 from myxtts.stores import is_url, open_store
 from myxtts.training.checkpoint_files import (
+    STATE,
     checkpoint_of,
     latest,
     list_checkpoints,
@@ -26,7 +27,6 @@ from myxtts.training.runs import RunFolder
 
 # Caches, other workers' files, and what is not complete.
 NOT_COPIED = ("manifest-*", "pcm-*", "worker-*", ".*")
-STATE = "state.json"
 
 log = logging.getLogger(__name__)
 

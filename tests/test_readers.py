@@ -1,5 +1,6 @@
 """Reading files as PCM by each reader and the cache, and loading the corpora of a run."""
 
+import ctypes
 import gc
 import itertools
 import os
@@ -36,7 +37,7 @@ from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from myxtts.stores import Member
 from tests.fixtures import temporary_folder
-from tests.robustness.heap import bytes_in_use
+from tests.robustness.heap import bytes_in_use, mallinfo2
 from tests.sine_corpus import (
     frequency,
     manifest_of,
@@ -412,6 +413,17 @@ class ReaderCase(FolderCase):
 
 
 class WaveBatchesTest(ReaderCase):
+    @unittest.skipUnless(hasattr(ctypes.CDLL(None), "mallinfo2"), "another C library than glibc")
+    def test_tensors_take_memory_that_others_freed_after_a_pipeline_was_opened(self):
+        reader, batches = self.make([0.3], seed=3)
+        list(reader.read(batches, DATA))
+        # A mapping of its own is unmapped when the tensor is freed.
+        mapped = mallinfo2().hblkhd
+        with tf.device("/CPU:0"):
+            tensors = [tf.fill([1 << 20], 1.0) for _ in range(4)]
+        self.assertEqual(mallinfo2().hblkhd, mapped)
+        del tensors
+
     def test_elements_have_the_planned_arrays_unchanged(self):
         reader, batches = self.make([0.3, 0.4, 0.5], seed=3)
         pairs = list(reader.read(batches, DATA))

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from myxtts import tf_internals
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.batch import TEXT, Batch, Field
@@ -367,4 +368,6 @@ class LocalReader:
         upload = tf.data.experimental.prefetch_to_device(
             device, buffer_size=self._data.prefetch_buffer_size
         )
-        return source, iter(dataset.with_options(options).apply(upload).with_options(options))
+        batches = iter(dataset.with_options(options).apply(upload).with_options(options))
+        tf_internals.reuse_freed_memory()
+        return source, batches

@@ -40,10 +40,14 @@ class Mallinfo2(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
 
 
+def mallinfo2() -> Mallinfo2:
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = Mallinfo2
+    return function()
+
+
 def bytes_in_use() -> int:
     """Return the bytes that malloc has handed out, in its arenas and as mappings of their own."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = Mallinfo2
     info = mallinfo2()
     return info.uordblks + info.hblkhd
 

@@ -14,6 +14,7 @@ import os
 import sys
 import tarfile
 import time
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,10 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import WHOLE, read_pcm
 from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
-from myxtts.data.metadata_file import corpus_path, hold_out, read_corpus
-from myxtts.data.packed import FORMAT, INDEX, NO_SYMBOLS, reading_of
-from myxtts.data.packing import _table, _write_index
-from myxtts.stores import member_of, read_members
+from myxtts.data.metadata_file import hold_out, read_corpus
+from myxtts.data.packed import INDEX, reading_of
+from myxtts.data.packing import index_of, write_index
+from myxtts.stores import member_of, open_store, read_members
 
 SHARD_UTTERANCES = 2_000
 SYMBOLS = 60
@@ -56,38 +57,19 @@ def make(out: Path, count: int) -> None:
     for number in range(1, -(-count // SHARD_UTTERANCES)):
         names.append(f"recording.{number:08d}.tar")
         os.link(first, shards / names[-1])
-    letters = [chr(ord("a") + number) for number in range(26)]
-    begin, size = np.array(places)[np.arange(count) % SHARD_UTTERANCES].T
-    inner = random.integers(3, 29, (count, SYMBOLS))
-    edges = np.ones((count, 1), int)
-    texts = ["".join(letters[symbol - 3] for symbol in row) for row in inner[:SHARD_UTTERANCES]]
-    columns = {
-        "id": [f"speaker/{number // 100:06d}/{number:08d}.wav" for number in range(count)],
-        "text": (texts * len(names))[:count],
-        "fault": [None] * count,
-        "shard": np.array([f"shards/{name}" for name in names])[
-            np.arange(count) // SHARD_UTTERANCES
-        ],
-        "begin": begin,
-        "size": size,
-        "start": np.full(count, WHOLE),
-        "samples": np.full(count, 4 * SAMPLE_RATE_HZ // 10, np.int32),
-        "speaker": (np.arange(count) // 1000).astype(np.int32),
-        "language": np.zeros(count, np.int32),
-        "tokens": (
-            (*NO_SYMBOLS, *letters),
-            (np.full(count, SYMBOLS + 2), np.hstack([edges, inner, 2 * edges]).ravel()),
-        ),
-    }
-    speakers = tuple(f"s{number:06d}" for number in range(count // 1000 + 1))
-    info = {
-        "format": FORMAT,
-        "form": "synthetic",
-        "reading": reading_of(DATA, frontend_of(DATA), True),
-        "espeakng_loader": "",
-        "malformed": [],
-    }
-    _write_index(out / INDEX, _table(columns, {"speaker": speakers, "language": ("en",)}), info)
+    letters = [chr(ord("a") + number) for number in random.integers(0, 26, SYMBOLS * len(places))]
+    texts = ["".join(letters[first : first + SYMBOLS]) for first in range(0, len(letters), SYMBOLS)]
+    utterances = zip(cycle(zip(texts, places, strict=True)), range(count), strict=False)
+    rows = (
+        (
+            *(f"speaker/{number // 100:06d}/{number:08d}.wav", text, ["<begin>", *text, "<end>"]),
+            *(f"shards/{names[number // SHARD_UTTERANCES]}", *place, WHOLE),
+            *(4 * SAMPLE_RATE_HZ // 10, f"s{number // 1000:06d}", "en"),
+        )
+        for (text, place), number in utterances
+    )
+    reading = {**reading_of(DATA, frontend_of(DATA), True), "espeakng_loader": ""}
+    write_index(open_store(str(out)), INDEX, index_of(rows), reading)
 
 
 def private_mib() -> float:
@@ -102,7 +84,7 @@ def measure(corpus: str) -> None:
     cpu_s, mib = time.process_time(), private_mib()
     # A text of 62 symbols needs more frames than 0.4 s have.
     rule = LengthRule(subsampling=0)
-    halves = hold_out(read_corpus(corpus_path(corpus), "en"), 0.05, 0)
+    halves = hold_out(read_corpus(corpus, "en"), 0.05, 0)
     train, vocabulary, _ = build_manifest(halves[0], DATA, rule)
     held_out, _, _ = build_manifest(halves[1], DATA, rule, vocabulary)
     fingerprint = train.fingerprint

@@ -17,6 +17,7 @@ from myxtts.commands.console import log_to_console, set_environment
 from myxtts.commands.train import parse, run
 from myxtts.config.schema import Config
 from myxtts.errors import ConfigError, PeerLost, UserError
+from myxtts.stores import is_url
 
 if TYPE_CHECKING:
     from myxtts.training.hooks import StepEnd
@@ -54,7 +55,7 @@ def _config_of_workers(argv: Sequence[str]) -> Config:
     config, _ = parse([*argv, "--resume"], "ray_train.fit")
     paths = {"--runs-dir": config.run.runs_dir, "--train-data": config.data.train_data}
     for flag, path in paths.items():
-        if path is None or not (Path(path).is_absolute() or "://" in str(path)):
+        if path is None or not (is_url(path) or Path(path).is_absolute()):
             raise ConfigError(
                 f"{flag} is {path}, but Ray's workers run on other machines and in other folders."
                 " Give an absolute path to a folder that all of them share."

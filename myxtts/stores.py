@@ -1,25 +1,25 @@
-"""Shards of a corpus and files of a run, in a folder or an object store: one interface for both.
+"""Shards of a corpus and files of a run, in a folder or an object store, and local copies of them.
 
 An utterance within a tar file has an address, which is used like the name of a file:
 FOLDER/shard.tar@BEGIN+SIZE/NAME, where FOLDER may be the URL of an object store.
 """
 
 import hashlib
+import logging
 import os
 import re
-import shutil
-import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from myxtts.errors import DataError
-from myxtts.files import cache_folder, file_stamp, locked_file, new_folder, write_whole
+from myxtts.files import cache_folder, locked_file, new_folder
 
 # Objects that are read at the same time: they mostly wait for the network.
 THREADS = 32
@@ -27,18 +27,16 @@ RETRY_S = 180.0
 REQUEST_S = 60.0
 CONNECT_S = 5.0
 ORIGIN = "origin.txt"  # in a folder that stands for a URL
+# Between two counts of the bytes of all processes, which may exceed the limit by as many files.
+COUNT_EVERY = 256
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://.+")
 _MEMBER = re.compile(r"(?s)(.+\.tar)@(\d+)\+(\d+)/(.*)")
 
-
-def is_url(name: str | Path | None) -> bool:
-    return _URL.match(str(name)) is not None
+log = logging.getLogger(__name__)
 
 
-def place_of(base: str, name: str) -> str:
-    """Return the place of a file: a name that is relative to a folder or URL, or a whole one."""
-    return name if is_url(name) else os.path.join(base, name)
+def is_url(name: object) -> bool:
+    return "://" in str(name)
 
 
 class Member(NamedTuple):
@@ -69,9 +67,7 @@ def read_member(member: Member) -> bytes:
 def read_members(
     members: Sequence[Member], read: Callable[[Member], bytes] = read_member
 ) -> list[bytes]:
-    """Return the bytes of some members, those in object stores all at the same time."""
-    if not any(is_url(member.tar) for member in members):
-        return [*map(read, members)]
+    """Return the bytes of some members, which are read at the same time."""
     return [*_threads().map(read, members)]
 
 
@@ -82,78 +78,10 @@ def _threads() -> ThreadPoolExecutor:
 
 
 class Store:
-    """A folder: its files by their names relative to it, with /. Errors are DataErrors."""
+    """A folder, a bucket, or what is below a name in it: its files by their names relative to it.
 
-    staging: str | None
-    """A folder from which `put` takes files; None is any."""
-
-    def __init__(self, base: str):
-        self.base = self.staging = base
-
-    def list(self) -> dict[str, int]:
-        """Return the size of each file in and below the folder, by name, in order."""
-        found = {}
-        with self._explained():
-            for folder, _, names in os.walk(self.base, onerror=_raise):
-                for path in (os.path.join(folder, name) for name in names):
-                    found[os.path.relpath(path, self.base)] = os.path.getsize(path)
-        return dict(sorted(found.items()))
-
-    def version(self, name: str) -> str | None:
-        """Return what changes with the content of a file; None if it does not exist."""
-        stamp = file_stamp(os.path.join(self.base, name))
-        return str(stamp) if stamp else None
-
-    def read(self, name: str, begin: int, size: int) -> bytes:
-        """Return a stretch of a file."""
-        with self._explained(name), open(os.path.join(self.base, name), "rb") as file:
-            content = os.pread(file.fileno(), size, begin)
-        if len(content) < size:
-            raise DataError(f"{self.base}/{name} ends before byte {begin + size}. Restore it.")
-        return content
-
-    @contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file; that of an object store is copied first."""
-        with self._explained(name), open(os.path.join(self.base, name), "rb") as file:
-            yield file
-
-    def put(self, name: str, path: Path, keep: bool = False) -> None:
-        """Move a file into the folder, or copy it with `keep`, whole or not at all."""
-        target = Path(self.base, name)
-        with self._explained(name):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if keep:
-                write_whole(target, path.read_bytes())
-            else:
-                os.replace(path, target)
-
-    def fetch(self, name: str, path: Path) -> Path:
-        """Copy a file to `path`, and return that."""
-        with self._explained(name):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(os.path.join(self.base, name), path)
-        return path
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete files in this order."""
-        for name in names:
-            with self._explained(name):
-                os.unlink(os.path.join(self.base, name))
-
-    @contextmanager
-    def _explained(self, name: str = "") -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise DataError(f"{self.base}/{name} cannot be used: {reason}.") from error
-
-
-class ObjectStore(Store):
-    """A bucket, or what is below a name in it, by obstore. Reads are repeated for RETRY_S."""
-
-    staging = None
+    By obstore. Errors are DataErrors; requests to a server are repeated for RETRY_S.
+    """
 
     def __init__(self, base: str):
         self.base = base
@@ -161,88 +89,134 @@ class ObjectStore(Store):
             import obstore
         except ImportError as error:
             raise DataError(
-                f"{base} is used by obstore, which is not installed. Install it with `pip install"
-                " obstore`, or give a local folder."
+                f"{base} is read by obstore, which is not installed. Install it with `pip install"
+                " obstore`, or give a corpus of files, and a local --runs-dir."
             ) from error
+        self._api = obstore
         seconds = {"timeout": REQUEST_S, "connect_timeout": CONNECT_S}
         client: Any = {name: timedelta(seconds=value) for name, value in seconds.items()}
         # Servers on the own network often have no certificate; the user has named this one.
         client["allow_http"] = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:")
         retry: Any = {"max_retries": 1000, "retry_timeout": timedelta(seconds=RETRY_S)}
-        self._api = obstore
-        with self._explained():
-            self._bucket: Any = obstore.store.from_url(
-                base, client_options=client, retry_config=retry
+        with self.explained():
+            self._files: Any = (
+                obstore.store.from_url(base, client_options=client, retry_config=retry)
+                if is_url(base)
+                else obstore.store.LocalStore(base)
             )
 
     def list(self) -> dict[str, int]:
-        with self._explained():
-            batches = [*self._api.list(self._bucket)]
-        found = {item["path"]: item["size"] for item in chain.from_iterable(batches)}
-        return dict(sorted(found.items()))
+        """Return the size of each file, by name, in order."""
+        with self.explained():
+            found = chain.from_iterable([*self._api.list(self._files)])
+        return {item["path"]: item["size"] for item in sorted(found, key=lambda item: item["path"])}
 
     def version(self, name: str) -> str | None:
-        with self._explained(name):
+        """Return what changes with the content of a file; None if it does not exist."""
+        with self.explained(name):
             try:
-                head = self._api.head(self._bucket, name)
+                head = self._api.head(self._files, name)
             except FileNotFoundError:
                 return None
         return f"{head['e_tag']} {head['size']} {head['last_modified']}"
 
     def read(self, name: str, begin: int, size: int) -> bytes:
-        with self._explained(name):
-            content = self._api.get_range(self._bucket, name, start=begin, length=size)
+        """Return a stretch of a file."""
+        with self.explained(name):
+            content = self._api.get_range(self._files, name, start=begin, length=size)
         if len(content) < size:
             raise DataError(f"{self.base}/{name} ends before byte {begin + size}. Restore it.")
         return bytes(content)
 
-    @contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-            yield opened.enter_context(self.fetch(name, Path(folder, "file")).open("rb"))
+    def reader(self, name: str) -> Any:
+        """Return a file to read from its begin to its end, within `explained`."""
+        return self._api.open_reader(self._files, name, buffer_size=1 << 23)
 
-    def put(self, name: str, path: Path, keep: bool = False) -> None:
+    def writer(self, name: str) -> Any:
+        """Return a new file, which appears at the end of its scope unless that ends by an error."""
+        return self._api.open_writer(self._files, name)
+
+    def put(self, name: str, path: Path) -> None:
+        """Copy a local file, whole or not at all."""
         # That the file is missing is no error of the store.
-        with open(path, "rb") as file, self._explained(name):
-            self._api.put(self._bucket, name, file)
-        if not keep:
-            path.unlink()
+        with open(path, "rb") as file, self.explained(name):
+            self._api.put(self._files, name, file)
 
     def fetch(self, name: str, path: Path) -> Path:
-        with self._explained(name):
+        """Copy a file to a local one, and return that."""
+        with self.explained(name):
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
-                for block in self._api.get(self._bucket, name).stream():
+                for block in self._api.get(self._files, name).stream():
                     file.write(block)
         return path
 
     def delete(self, names: Sequence[str]) -> None:
+        """Delete files in this order."""
         for name in names:
-            with self._explained(name):
-                self._api.delete(self._bucket, name)
+            with self.explained(name):
+                self._api.delete(self._files, name)
 
     @contextmanager
-    def _explained(self, name: str = "") -> Iterator[None]:
+    def explained(self, name: str = "") -> Iterator[None]:
+        """Raise errors of a scope as DataErrors that name the file."""
         try:
             yield
         except (self._api.exceptions.BaseError, OSError, ValueError) as error:
             # The library adds pages of details.
-            reason = " ".join(str(error).partition("Debug source")[0].split())[:300]
-            raise DataError(
-                f"{self.base}/{name} cannot be used: {reason.rstrip('.')}. Check the name, the"
-                " network and the credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,"
-                " AWS_REGION, and AWS_ENDPOINT_URL of a server that is not Amazon's."
-            ) from error
-
-
-def _raise(error: OSError) -> None:
-    raise error
+            reason = " ".join(str(error).partition("Debug source")[0].split())[:300].rstrip(".")
+            advice = "Check the name, the permissions and the disk."
+            if is_url(self.base):
+                advice = (
+                    "Check the name, the network and the credentials: AWS_ACCESS_KEY_ID,"
+                    " AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL of a server that is"
+                    " not Amazon's."
+                )
+            raise DataError(f"{self.base}/{name} cannot be used: {reason}. {advice}") from error
 
 
 @cache
 def open_store(base: str) -> Store:
     """Return the store of a folder or a URL."""
-    return ObjectStore(base) if is_url(base) else Store(base)
+    return Store(base if is_url(base) else os.path.abspath(base))
+
+
+class ShardCache:
+    """Files with utterances that were read of an object store, up to a limit of all `folders`.
+
+    An epoch reads each utterance once, in a new order. So an utterance that was kept stays:
+    whatever replaced something else would be replaced before it is read. Processes of a host share
+    them. Each begins with a checksum, so that a power cut or two writers do no harm.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: float):
+        self._folder, self._limit_bytes = folder, limit_bytes
+        self._numbers = count()
+        self._has_room = True
+
+    def read(self, member: Member) -> bytes:
+        """Return the bytes of a member; raise DataError if the store cannot be read."""
+        name = hashlib.sha256(member.address.encode(errors="surrogateescape")).hexdigest()
+        path = self._folder / f"{name}.kept"
+        with suppress(FileNotFoundError):
+            kept = path.read_bytes()
+            if kept[:4] == _checksum(kept[4:]):
+                return kept[4:]
+        content = read_member(member)
+        if next(self._numbers) % COUNT_EVERY == 0:
+            sizes = (file.stat().st_size for file in self._folder.parent.glob("*/*.kept"))
+            self._has_room = sum(sizes) < self._limit_bytes
+        try:
+            if self._has_room:
+                path.write_bytes(_checksum(content) + content)
+        except OSError as error:
+            self._has_room = False
+            log.warning("shards         nothing is kept in %s: %s", self._folder, error.strerror)
+        return content
+
+
+def _checksum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(4, "little")
 
 
 def stand_in(url: str, name: str) -> Path:
@@ -254,24 +228,22 @@ def stand_in(url: str, name: str) -> Path:
     version = store.version(name)
     digest = hashlib.sha256(f"{url} {version}".encode()).hexdigest()[:32]
     folder = cache_folder() / "stores" / digest
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked_file(folder.with_suffix(".lock")):
-            # Another process may just have made it.
-            if not folder.exists():
-                with new_folder(folder) as partial:
-                    (partial / ORIGIN).write_text(url)
-                    if version is not None:
-                        store.fetch(name, partial / name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked_file(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with new_folder(folder) as partial:
+                (partial / ORIGIN).write_text(url)
+                if version is not None:
+                    store.fetch(name, partial / name)
     return folder
 
 
-def run_folder(runs_dir: str, run: str) -> Path:
-    """Return the local folder of a run, which is in the user's cache if `runs_dir` is a URL."""
-    if not is_url(runs_dir):
-        return Path(runs_dir, run)
-    digest = hashlib.sha256(runs_dir.rstrip("/").encode()).hexdigest()[:16]
-    return cache_folder() / "runs" / digest / run
+def local_path(base: str, name: str) -> Path:
+    """Return the path of a file or run in a folder; for a URL, in a folder of the user's cache."""
+    if not is_url(base):
+        return Path(base, name)
+    digest = hashlib.sha256(base.rstrip("/").encode()).hexdigest()[:16]
+    return cache_folder() / "runs" / digest / name
 
 
 def base_of(folder: Path) -> str:

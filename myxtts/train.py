@@ -25,7 +25,7 @@ from myxtts.report.alignment import AlignmentWarning
 from myxtts.report.metrics import FIGURES
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import Reporter, RunLog, time_line
-from myxtts.stores import run_folder
+from myxtts.stores import local_path
 from myxtts.tasks.base import Evaluator
 from myxtts.throughput.assess import InputBoundWarning, assess_run
 from myxtts.training import description, loop
@@ -47,7 +47,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
     started_s = time.perf_counter()
     cluster = find_cluster(os.environ)
     check_workers_settings(config, cluster)
-    folder = RunFolder(run_folder(config.run.runs_dir, config.run.run))
+    folder = RunFolder(local_path(config.run.runs_dir, config.run.run))
     with ExitStack() as run_resources:
         copy = run_resources.enter_context(run_copy(config.run, folder, cluster))
         # Devices. A run folder is locked before anything is read or written, so that of two starts

@@ -10,7 +10,7 @@ from unittest import mock
 
 from myxtts.data import tables
 from myxtts.data.metadata_file import hold_out, read_corpus, read_rows
-from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows
+from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows, RowTuple
 from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 
@@ -517,7 +517,7 @@ class Rejected(Case):
 class HoldOut(unittest.TestCase):
     def rows(self, ids):
         rows = tuple(Row(line, id_, f"{id_}.wav", "x", "s", "en") for line, id_ in enumerate(ids))
-        return Rows(Path("metadata.csv"), Path("wavs"), rows)
+        return Rows(Path("metadata.csv"), Path("wavs"), RowTuple(rows))
 
     def ids(self, part):
         return {row.id for row in part.rows}

@@ -9,12 +9,12 @@ import numpy as np
 from myxtts import stores
 from myxtts.config.schema import RunConfig
 from myxtts.errors import ConfigError, DataError
-from myxtts.stores import run_folder
+from myxtts.stores import local_path
 from myxtts.training.checkpoint_files import Best, Checkpoint, checkpoint_of, write_checkpoint
 from myxtts.training.run_copy import RunCopy, run_copy
 from myxtts.training.runs import RunFolder
-from tests.fixtures import FolderCase, entered, files_below, make_record
-from tests.test_packed import Bucket
+from tests.fixtures import FolderCase, files_below, make_record
+from tests.test_packed import buckets_in
 
 URL = "s3://bucket/runs"
 
@@ -22,17 +22,14 @@ URL = "s3://bucket/runs"
 class RunCopyTest(FolderCase):
     def setUp(self):
         super().setUp()
-        bucket = type("Bucket", (Bucket,), {"folder": self.folder})
-        entered(self.addCleanup, mock.patch("myxtts.stores.ObjectStore", bucket))
-        stores.open_store.cache_clear()
-        self.addCleanup(stores.open_store.cache_clear)
+        buckets_in(self.folder, self)
         (self.folder / "bucket/runs/voice").mkdir(parents=True)
 
     def machine(self, name: str) -> RunFolder:
         """Return the local folder of the run, as it is on a machine."""
         cache = {"XDG_CACHE_HOME": str(self.folder / name)}
         with mock.patch.dict(os.environ, cache):
-            return RunFolder(run_folder(URL, "voice"))
+            return RunFolder(local_path(URL, "voice"))
 
     def copy(self, folder: RunFolder) -> RunCopy:
         return RunCopy(f"{URL}/voice", folder)
@@ -73,14 +70,14 @@ class RunCopyTest(FolderCase):
         self.save(first, 1)
         copy.update()
         self.save(first, 2)
-        put = Bucket.put
+        put = stores.Store.put
 
-        def fail_at_state(store, name, path, keep=False):
+        def fail_at_state(store, name, path):
             if name.endswith("step-000002/state.json"):
                 raise DataError("the server is gone")
-            put(store, name, path, keep)
+            put(store, name, path)
 
-        with mock.patch.object(Bucket, "put", fail_at_state), self.assertRaises(DataError):
+        with mock.patch.object(stores.Store, "put", fail_at_state), self.assertRaises(DataError):
             copy.update()
         self.assertIn("checkpoints/step-000002/model.safetensors", self.stored())
         second = self.machine("b")
@@ -97,7 +94,7 @@ class RunCopyTest(FolderCase):
         one = self.save(first, 1)
         two = self.save(first, 2)
         copy.update()
-        with mock.patch.object(Bucket, "put") as put:
+        with mock.patch.object(stores.Store, "put") as put:
             copy.update()
             self.copy(first).fetch()
         put.assert_not_called()
@@ -105,7 +102,9 @@ class RunCopyTest(FolderCase):
         for path in one.iterdir():
             path.unlink()
         one.rmdir()
-        with mock.patch.object(Bucket, "put", autospec=True, side_effect=Bucket.put) as put:
+        with mock.patch.object(
+            stores.Store, "put", autospec=True, side_effect=stores.Store.put
+        ) as put:
             copy.update()
         names = [call.args[1] for call in put.call_args_list]
         self.assertEqual(names, ["checkpoints/step-000002/state.json"])

@@ -16,10 +16,10 @@ from myxtts.commands import pack
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import LengthRule, Manifest, build_manifest
-from myxtts.data.metadata_file import corpus_path, read_corpus
+from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import DataError
 from tests.fixtures import FolderCase, entered
-from tests.test_packed import Bucket
+from tests.test_packed import buckets_in
 
 DATA = DataConfig(text_frontend="characters")
 TEXTS = "one", "two", "three"
@@ -111,7 +111,8 @@ class TarShardsTest(FolderCase):
                 out = self.folder / f"packed-{form.__name__}"
                 flags = "--train-data", str(self.tars), "--text-frontend", "characters"
                 pack.main([*flags, "--out", str(out)])
-                self.assertEqual([path.name for path in out.iterdir()], ["index.arrow"])
+                names = sorted(path.name for path in out.iterdir())
+                self.assertEqual(names, ["index.arrow", "rejected.csv"])
                 packed = self.manifest(out)
                 self.assertEqual([*packed.paths], [*map(self.with_id, manifest.paths, packed.ids)])
                 self.assertEqual(packed.fingerprint, manifest.fingerprint)
@@ -122,13 +123,10 @@ class TarShardsTest(FolderCase):
 
     def test_a_bucket_of_tar_files_is_read_and_indexed(self):
         self.webdataset()
-        bucket = type("Bucket", (Bucket,), {"folder": self.folder})
+        buckets_in(self.folder, self)
         cache = {"XDG_CACHE_HOME": str(self.folder / "cache")}
-        entered(self.addCleanup, mock.patch("myxtts.stores.ObjectStore", bucket))
         entered(self.addCleanup, mock.patch.dict(os.environ, cache))
-        stores.open_store.cache_clear()
-        self.addCleanup(stores.open_store.cache_clear)
-        manifest = self.manifest(corpus_path("s3://tars"))
+        manifest = self.manifest("s3://tars")
         self.assertIn("/a-000.tar@", manifest.paths[0])
         self.assertEqual(manifest.ids[0], "a-000.tar/x/0.flac")
         self.assert_read(manifest)

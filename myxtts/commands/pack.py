@@ -13,7 +13,7 @@ from myxtts.errors import ConfigError
 NAME = "pack"
 HELP = "Pack a corpus into tar shards and one index, from which training starts at once."
 SETTINGS_OF_PACKING = """
-train_data audio_root columns exclude max_rejected language task trim
+train_data audio_root columns max_rejected language task trim
 text_frontend text_normaliser lexicon
 """.split()
 
@@ -32,9 +32,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     parsers.add_setting_flags(parser, settings)
     config, options = parsers.read_settings(parser, argv)
     number = re.fullmatch(r"(\d{1,5})/(\d{1,5})", options.slice)
-    if not number or int(number[1]) >= int(number[2]):
+    options.part, options.parts = map(int, number.groups() if number else (1, 0))
+    if options.part >= options.parts:
         raise ConfigError(f"--slice {options.slice} was given, but must be I/N, from 0/N to N-1/N.")
-    options.part, options.parts = int(number[1]), int(number[2])
     if options.join == bool(config.data.train_data):
         raise ConfigError(
             "--train-data names what is packed, and --join joins what was packed: give one of them."

@@ -19,7 +19,7 @@ from myxtts.config.checks import check_settings, inactive_settings
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, nearest
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
-from myxtts.stores import is_url, open_store, run_folder
+from myxtts.stores import is_url, local_path, open_store
 
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
@@ -153,7 +153,7 @@ def check_storable(text: str, where: str) -> None:
 
 def check_local(value: Any, where: str) -> None:
     """Raise ConfigError for a URL in place of a path, which would name a local folder `s3:`."""
-    if isinstance(value, str) and "://" in value:
+    if is_url(value):
         raise ConfigError(
             f"{where} is {format_value(value)}, but must be a local path: a URL would be a folder"
             f" {value.partition('/')[0]} here. Mount it (rclone mount, gcsfuse), or copy it."
@@ -165,7 +165,7 @@ def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
 
     Raises ConfigError if there is no such run, unless it may be new and has a name of its own.
     """
-    file = run_folder(runs_dir, run) / RUN_CONFIG
+    file = local_path(runs_dir, run) / RUN_CONFIG
     if is_url(runs_dir) and (store := open_store(f"{runs_dir.rstrip('/')}/{run}")).version(
         RUN_CONFIG
     ):

@@ -22,8 +22,8 @@ from myxtts.data.manifest import (
     frontend_of,
     report_rejected,
 )
-from myxtts.data.metadata_file import corpus_path, leave_out, read_rows
-from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows
+from myxtts.data.metadata_file import leave_out, read_rows
+from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple
 from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
@@ -78,15 +78,16 @@ def load_corpora(
     if length_rule and frontend.kind == "phonemes":
         both = train_rows.rows, validation_rows.rows
         # Packing has checked its texts.
-        written = (rows for rows in both if not isinstance(rows, StoredRows))
+        written = (rows for rows in both if isinstance(rows, RowTuple))
         check_languages([*chain.from_iterable(written)], data.max_rejected)
-        log_frontend(frontend, train_rows.languages)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
     train, vocabulary, unusable = build_manifest(
         train_rows, data, length_rule, known, grow=grow, cache=cache, frontend=frontend
     )
+    if length_rule and frontend.kind == "phonemes":
+        log_frontend(frontend, vocabulary.languages)
     cache = folder / "manifest-validation.npz"
     validation, vocabulary, unusable_validation = build_manifest(
         validation_rows, data, length_rule, vocabulary, cache=cache, frontend=frontend
@@ -117,8 +118,8 @@ def _rows_of(
     """Return the rows to train on and to validate on, the malformed and the excluded rows."""
     data = config.data
     train, validation, malformed = read_rows(
-        corpus_path(data.train_data) if data.train_data is not None else ensure_demo_corpus(),
-        corpus_path(data.val_data) if data.val_data is not None else None,
+        data.train_data if data.train_data is not None else ensure_demo_corpus(),
+        data.val_data,
         data.language,
         data.validation_fraction,
         config.training.seed,

@@ -25,7 +25,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import WHOLE, read_sound
 from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
-from myxtts.data.metadata_file import corpus_path, read_rows
+from myxtts.data.metadata_file import read_rows
 from myxtts.data.rows import RejectedRow, Rows
 from myxtts.errors import DataError
 from myxtts.files import write_whole
@@ -195,8 +195,8 @@ def inspect_corpus(
     """
     assert data.train_data is not None
     corpora = read_rows(
-        corpus_path(data.train_data),
-        corpus_path(data.val_data) if data.val_data else None,
+        data.train_data,
+        data.val_data,
         data.language,
         validation_fraction=0.0,
         seed=0,

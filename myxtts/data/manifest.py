@@ -31,7 +31,7 @@ from myxtts.data.audio_file import (
     resampled_length,
     speech_span,
 )
-from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows, shortened
+from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple, StoredRows, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
 from myxtts.stores import is_url, member_of
@@ -228,7 +228,7 @@ def build_manifest(
         if vocabulary:
             # An earlier run keeps its spelling.
             codes |= {name: name for name in vocabulary.languages}
-        spelled = tuple(row._replace(language=codes[row.language]) for row in rows.rows)
+        spelled = RowTuple(row._replace(language=codes[row.language]) for row in rows.rows)
         rows = rows._replace(rows=spelled)
     key = ""
     if cache:
@@ -342,7 +342,8 @@ def _examine(
         # Longer ones are rejected below, without decoding hours.
         if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * SAMPLE_RATE_HZ:
             start, samples = _trimmed(path, start, samples, data.trim)
-        check_duration(samples, data)
+        if fault := duration_fault(samples, data):
+            raise fault
         # Of floats alone, since it reads all samples.
         if header.floating:
             check_finite(path)
@@ -352,16 +353,17 @@ def _examine(
     return _Audio(row, path, real_path, start, samples, header.native and 2 * samples >= length)
 
 
-def check_duration(samples: int, data: DataConfig) -> None:
-    """Raise UnusableAudio if an utterance is shorter or longer than the settings allow."""
+def duration_fault(samples: int, data: DataConfig) -> UnusableAudio | None:
+    """Return what to raise of an utterance that is shorter or longer than the settings allow."""
     # Rounded away from the limit, so that the message does not seem to contradict it.
     ms = 1000 * samples / SAMPLE_RATE_HZ
     if samples < data.min_seconds * SAMPLE_RATE_HZ:
         limit = f"at least {data.min_seconds} s (--min-seconds)"
-        raise UnusableAudio("too short", f"{math.floor(ms) / 1000:.3f} s, {limit}")
+        return UnusableAudio("too short", f"{math.floor(ms) / 1000:.3f} s, {limit}")
     if samples > data.max_seconds * SAMPLE_RATE_HZ:
         limit = f"at most {data.max_seconds} s (--max-seconds)"
-        raise UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
+        return UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
+    return None
 
 
 def _stretch(row: Row, length: int) -> tuple[int, int]:
@@ -441,15 +443,12 @@ def _usable_text(
             if frontend.kind == "phonemes" and (words := unread(stages.lexicon)):
                 left.update(words)
                 texts += 1
-            frames = frame_count(utterance.samples)
             if not symbols:
                 reject(row, "no text", row.text)
-            elif vocabulary and row.language not in vocabulary.languages:
-                reject(row, UNKNOWN_LANGUAGE, row.language)
-            elif vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
-                reject(row, UNKNOWN_SYMBOL, " ".join(unknown))
-            elif frames < (needed := length_rule.frames_needed(symbols)):
-                reject(row, *too_short_for_text(frames, len(symbols), needed))
+            elif fault := text_fault(
+                symbols, row.language, utterance.samples, length_rule, vocabulary
+            ):
+                reject(row, *fault)
             else:
                 yield utterance, symbols
     if left:
@@ -458,8 +457,23 @@ def _usable_text(
         log.info(line, texts, len(audio), most)
 
 
-def too_short_for_text(frames: int, symbols: int, needed: int) -> tuple[str, str]:
-    return "audio too short for its text", f"{frames} frames, but {symbols} symbols need {needed}"
+def text_fault(
+    symbols: Sequence[str],
+    language: str,
+    samples: int,
+    rule: LengthRule,
+    vocabulary: Vocabulary | None,
+) -> tuple[str, str] | None:
+    """Return why an utterance cannot be trained on: reason and detail; None if it can."""
+    if vocabulary and language not in vocabulary.languages:
+        return UNKNOWN_LANGUAGE, language
+    if vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
+        return UNKNOWN_SYMBOL, " ".join(unknown)
+    frames, needed = frame_count(samples), rule.frames_needed(symbols)
+    if frames < needed:
+        detail = f"{frames} frames, but {len(symbols)} symbols need {needed}"
+        return "audio too short for its text", detail
+    return None
 
 
 def _columns(

@@ -30,6 +30,7 @@ from myxtts.data.rows import (
     RejectedRow,
     Row,
     Rows,
+    RowTuple,
     shortened,
 )
 from myxtts.data.tables import FORMATS, read_table
@@ -44,14 +45,9 @@ RANK_BYTES = 16
 log = logging.getLogger(__name__)
 
 
-def corpus_path(corpus: str) -> Path:
-    """Return the path of a corpus; of one in an object store, a local folder that stands for it."""
-    return stand_in(corpus, INDEX) if is_url(corpus) else Path(corpus)
-
-
 def read_rows(
-    train: Path,
-    validation: Path | None,
+    train: str | Path,
+    validation: str | Path | None,
     language: str,
     validation_fraction: float,
     seed: int,
@@ -64,10 +60,10 @@ def read_rows(
     those of `read_corpus`.
     """
 
-    def read(path: Path, **more: Any) -> Rows:
+    def read(path: str | Path, **more: Any) -> Rows:
         return read_corpus(path, language, **options, **more)
 
-    folder = train.parent if train.name == "metadata_train.csv" else train
+    folder = Path(train).parent if Path(train).name == "metadata_train.csv" else Path(train)
     if validation is not None:
         rows = read(train), read(validation, preferred="metadata_eval.csv")
         if os.path.samefile(rows[0].metadata, rows[1].metadata):
@@ -86,7 +82,7 @@ def read_rows(
 
 
 def read_corpus(
-    path: Path,
+    corpus: str | Path,
     language: str,
     root: Path | None = None,
     needs_text: bool = True,
@@ -96,7 +92,7 @@ def read_corpus(
     """Read the rows of a corpus. Raises DataError if it cannot be read, or has another form.
 
     Args:
-        path: a corpus, or its metadata file; of a folder with several, that called `preferred`.
+        corpus: its folder, URL or metadata file; of a folder with several, that called `preferred`.
         language: of rows without a language.
         root: folder to which the paths in tables are relative, by default the folder of the file.
             The audio of lines without a header is searched there first.
@@ -104,6 +100,8 @@ def read_corpus(
     """
     if root is not None and not os.path.isdir(root):
         raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
+    # A local folder stands for an object store.
+    path = stand_in(str(corpus), INDEX) if is_url(corpus) else Path(corpus)
     if not os.path.exists(path):
         raise DataError(f"the corpus {path} does not exist in {Path.cwd()}. {FORMATS}")
     if (packed := read_packed(path)) is not None:
@@ -123,7 +121,7 @@ def read_corpus(
         usable[number] = row._replace(id=_id_of(row, audio), audio=audio)
     place = f"{len(usable)} rows in {layout.metadata}; audio in {folder.path}"
     form = f"{layout.form}; {place}: {_count_formats(usable)}"
-    return Rows(layout.metadata, folder.path, tuple(usable), rejected, form)
+    return Rows(layout.metadata, folder.path, RowTuple(usable), rejected, form)
 
 
 def _plugins() -> list[LayoutReader]:
@@ -172,7 +170,7 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
         text = f"{seed}:{id_}".encode(errors="surrogateescape")
         return hashlib.blake2b(text, digest_size=RANK_BYTES).digest()
 
-    ranks = np.fromiter(map(rank, rows.ids), f"S{RANK_BYTES}", len(rows.rows))
+    ranks = np.fromiter(map(rank, rows.rows.ids), f"S{RANK_BYTES}", len(rows.rows))
     ordered = np.unique(ranks)
     total = len(ordered)
     count = min(max(round(fraction * total), 1), total - 1) if fraction > 0 and total else 0
@@ -210,7 +208,7 @@ def leave_out(listing: str | None, *corpora: Rows) -> tuple[list[Rows], list[Rej
         )
     excluded, kept = [], []
     for rows in corpora:
-        is_named = np.fromiter((name in reasons for name in rows.ids), bool, len(rows.rows))
+        is_named = np.fromiter((name in reasons for name in rows.rows.ids), bool, len(rows.rows))
         kept.append(rows.where(~is_named))
         for row in rows.where(is_named).rows:
             place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
@@ -249,4 +247,4 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
             " file that names them."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
-    return Rows(folder, folder, tuple(rows), form=form)
+    return Rows(folder, folder, RowTuple(rows), form=form)

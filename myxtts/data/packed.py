@@ -7,11 +7,11 @@ memory, which all processes of a host share. `packing` writes it. Columns:
     shard, speaker, language    from dictionaries; a shard is relative to the corpus, or has a place
     begin, size                 bytes of the audio in its shard
     start, samples              as in a manifest; no samples of a row that cannot be used
-    tokens                      lists from a dictionary, which begins with NO_SYMBOLS
-    fault                       fields of a RejectedRow as JSON, of a row that cannot be used
+    tokens                      lists from a dictionary, which also has NO_SYMBOLS
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,29 +21,25 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.config.schema import DataConfig, flag_of
-from myxtts.data.audio_file import UnusableAudio
 from myxtts.data.manifest import (
     CHUNK_ROWS,
-    UNKNOWN_LANGUAGE,
-    UNKNOWN_SYMBOL,
     LengthRule,
     Manifest,
     Vocabulary,
-    check_duration,
+    duration_fault,
     flat_indices,
-    too_short_for_text,
+    text_fault,
 )
 from myxtts.data.parquet import load_pyarrow
 from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows, shortened
 from myxtts.errors import DataError
-from myxtts.stores import Member, base_of, is_url, place_of
+from myxtts.stores import Member, base_of, is_url
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
-from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
+from myxtts.text.symbols import SymbolTable
 
-FORMAT = 1
 INDEX = "index.arrow"
-METADATA = "myxtts"  # key of a JSON object: format, form, reading, espeakng_loader, malformed
+METADATA = b"myxtts-2"  # format, and key of a JSON object: reading_of, and espeakng_loader
 NO_SYMBOLS = ("", "<begin>", "<end>")
 
 
@@ -59,20 +55,16 @@ def reading_of(data: DataConfig, frontend: TextFrontend, needs_text: bool) -> di
 
 
 class Index:
-    """The mapped index of a packed corpus; `info` is its JSON object."""
+    """The mapped index of a packed corpus; `reading` is what it was packed with."""
 
     def __init__(self, path: Path):
         pyarrow = load_pyarrow(path)
         try:
             self.table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
-            self.info = json.loads(self.table.schema.metadata[METADATA.encode()])
+            self.reading = json.loads(self.table.schema.metadata[METADATA])
         except (OSError, KeyError, TypeError, pyarrow.ArrowException) as error:
             raise DataError(f"{path} cannot be read: {error}. Pack the corpus again.") from error
-        if self.info["format"] != FORMAT:
-            found = f"format {self.info['format']}, but this version of MyXTTS reads {FORMAT}"
-            raise DataError(f"{path} has {found}. Pack the corpus again.")
-        self.base = base_of(path.parent)
-        self.cache = path.parent if is_url(self.base) else None
+        self.folder, self.base = path.parent, base_of(path.parent)
 
     def column(self, name: str) -> Any:
         """Return a column of numbers, or the numbers of names; they stay on the disk."""
@@ -83,21 +75,20 @@ class Index:
         return self.table.column(name).chunk(0).dictionary.to_pylist()
 
     @cached_property
-    def tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The tokens of all rows, and where those of each row begin and end."""
+    def tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+        """The tokens of all rows, where those of each row begin and end, and their symbols."""
         column = self.table.column("tokens").chunk(0)
         bounds = column.offsets.to_numpy(zero_copy_only=True)
-        return column.values.indices.to_numpy(zero_copy_only=True), bounds[:-1], bounds[1:]
-
-    @cached_property
-    def symbols(self) -> list[str]:
-        dictionary = self.table.column("tokens").chunk(0).values.dictionary
-        return dictionary.to_pylist()[FIRST_SYMBOL_ID:]
+        tokens = column.values.indices.to_numpy(zero_copy_only=True)
+        return tokens, bounds[:-1], bounds[1:], column.values.dictionary.to_pylist()
 
     @cached_property
     def tars(self) -> list[str]:
         """The shards, each with its folder or URL."""
-        return [place_of(self.base, name) for name in self.names("shard")]
+        # A URL stays as it is, as an absolute path does.
+        return [
+            os.path.join("" if is_url(name) else self.base, name) for name in self.names("shard")
+        ]
 
     def strings(self, name: str, rows: np.ndarray) -> list[str]:
         return self.table.column(name).take(rows).to_pylist()
@@ -133,10 +124,9 @@ def read_packed(path: Path) -> Rows | None:
     if path.suffix != ".arrow" or not path.exists():
         return None
     index = Index(path)
-    malformed = tuple(RejectedRow(*row) for row in index.info["malformed"])
-    form = f"packed in {index.base}: {index.table.num_rows} rows ({index.info['form']})"
+    form = f"packed in {index.base}: {index.table.num_rows} rows"
     rows = PackedRows(index, np.arange(index.table.num_rows))
-    return Rows(path, path.parent, rows, malformed, form)
+    return Rows(path, path.parent, rows, form=form)
 
 
 class PackedRows(StoredRows):
@@ -144,33 +134,23 @@ class PackedRows(StoredRows):
 
     def __init__(self, index: Index, rows: np.ndarray):
         self._index, self._rows = index, rows
+        strings = {name: partial(index.strings, name) for name in ("id", "text")}
+        self.ids, self._texts = (Column(values, rows) for values in strings.values())
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return PackedRows(self._index, self._rows[place])
-        index, row = self._index, self._rows[place]
-        (address,), (name,), (text,) = (
-            values(np.array([row]))
-            for values in (index.addresses, self._values("id"), self._values("text"))
+        row = self._rows[place]
+        words = (
+            self._index.names(name)[self._index.column(name)[row]]
+            for name in ("speaker", "language")
         )
-        words = (index.names(kind)[index.column(kind)[row]] for kind in ("speaker", "language"))
-        return Row(int(row) + 1, name, address, text, *words)
-
-    def _values(self, name: str) -> Callable[[np.ndarray], list[str]]:
-        return partial(self._index.strings, name)
-
-    def ids(self) -> Iterator[str]:
-        return iter(Column(self._values("id"), self._rows))
+        (address,) = self._index.addresses(self._rows[[place]])
+        return Row(int(row) + 1, self.ids[place], address, self._texts[place], *words)
 
     def where(self, is_kept: np.ndarray) -> "PackedRows":
         return PackedRows(self._index, self._rows[is_kept])
-
-    @property
-    def languages(self) -> list[str]:
-        return self._index.names("language")
 
     def manifest(
         self,
@@ -183,78 +163,65 @@ class PackedRows(StoredRows):
         """Return what `build_manifest` does. Raises DataError if it was packed otherwise."""
         index = self._index
         self._check_reading(reading_of(data, frontend, rule is not None))
-        rejected = self._faults()
+        rejected: list[RejectedRow] = []
         rows = self._of_usable_length(data, rejected)
         symbols: list[str] = []
         if rule is not None:
             if frontend.kind == "phonemes":
-                espeak.warn_of_other_version(index.info["espeakng_loader"])
+                espeak.warn_of_other_version(index.reading["espeakng_loader"])
             rows, symbols = self._usable_texts(rows, rule, None if grow else vocabulary, rejected)
-        rejected.sort(key=lambda row: (row.metadata, row.line))
-        numbers = {kind: index.column(kind)[rows] for kind in ("speaker", "language")}
-        used = (
-            sorted(index.names(kind)[number] for number in np.unique(column))
-            for kind, column in numbers.items()
-        )
-        new = Vocabulary(SymbolTable(tuple(sorted(symbols))), *map(tuple, used))
+        rejected.sort(key=lambda row: row.line)
+        speaker, language = (index.column(kind)[rows] for kind in ("speaker", "language"))
+        speakers, languages = map(index.names, ("speaker", "language"))
+        used = zip((speakers, languages), (speaker, language), strict=True)
+        words = (tuple(sorted(names[number] for number in np.unique(of))) for names, of in used)
+        new = Vocabulary(SymbolTable(tuple(symbols)), *words)
         vocabulary = vocabulary.extended_by(new) if vocabulary else new
-        tables = {"speaker": vocabulary.speakers, "language": vocabulary.languages}
-        for kind, table in tables.items():
-            numbers[kind] = _places_in(table, index.names(kind))[numbers[kind]]
-        tokens, begin, end = index.tokens
-        symbol_ids = _places_in(vocabulary.symbols.symbols, index.symbols) + FIRST_SYMBOL_ID
-        counts = (end - begin)[rows]
-        if rule is None:
-            counts[:] = 0
+        tokens, begin, end, names = index.tokens
+        token_ids = _places_in((*NO_SYMBOLS, *vocabulary.symbols.symbols), names)
+        counts = (end - begin)[rows] if rule else np.zeros(len(rows))
         manifest = Manifest(
-            ids=Column(self._values("id"), rows),
+            ids=Column(partial(index.strings, "id"), rows),
             paths=Column(index.addresses, rows),
-            texts=Column(self._values("text"), rows),
+            texts=Column(partial(index.strings, "text"), rows),
             starts=index.column("start")[rows],
             samples=index.column("samples")[rows],
             native=np.zeros(len(rows), bool),
             tokens=tokens,
             token_start=begin[rows],
             token_counts=counts.astype(np.int32),
-            **numbers,
-            token_ids=np.append(np.arange(FIRST_SYMBOL_ID), symbol_ids).astype(np.int32),
-            shard_cache=index.cache,
+            speaker=_places_in(vocabulary.speakers, speakers)[speaker],
+            language=_places_in(vocabulary.languages, languages)[language],
+            token_ids=token_ids,
+            shard_cache=index.folder if is_url(index.base) else None,
         )
         return manifest, vocabulary, rejected
 
     def _check_reading(self, reading: dict[str, Any]) -> None:
-        packed = self._index.info["reading"]
         for name, value in reading.items():
-            if name not in packed:
-                found = "packed without texts"
-            elif packed[name] != value:
-                found = f"packed with {packed[name]}"
-            else:
-                continue
-            raise DataError(
-                f"{flag_of(name)} {value} was requested, but the corpus {self._index.base} was"
-                f" {found}. Give the settings that it was packed with, or pack it again."
-            )
-
-    def _faults(self) -> list[RejectedRow]:
-        rows = self._rows[self._index.column("samples")[self._rows] == 0]
-        return [RejectedRow(*json.loads(fault)) for fault in self._index.strings("fault", rows)]
+            packed = self._index.reading.get(name, "no texts")
+            if packed != value:
+                raise DataError(
+                    f"{flag_of(name)} {value} was requested, but the corpus {self._index.base} was"
+                    f" packed with {packed}. Give the settings that it was packed with, or pack it"
+                    " again."
+                )
 
     def _rejected(self, row: int, reason: str, detail: str) -> RejectedRow:
         (name,) = self._index.strings("id", np.array([row]))
-        return RejectedRow(self._index.base, row + 1, shortened(name), reason, shortened(detail))
+        return RejectedRow(
+            self._index.base, int(row) + 1, shortened(name), reason, shortened(detail)
+        )
 
     def _of_usable_length(self, data: DataConfig, rejected: list[RejectedRow]) -> np.ndarray:
         samples = self._index.column("samples")[self._rows]
         low, high = (seconds * SAMPLE_RATE_HZ for seconds in (data.min_seconds, data.max_seconds))
-        # Rows with a fault have no samples.
-        is_usable = (samples >= low) & (samples <= high)
-        for row, count in zip(self._rows[~is_usable], samples[~is_usable], strict=True):
-            try:
-                check_duration(int(count), data)
-            except UnusableAudio as error:
-                if count:
-                    rejected.append(self._rejected(int(row), error.reason, error.detail))
+        # `rejected.csv` lists rows without samples.
+        is_usable = (samples >= low) & (samples <= high) & (samples > 0)
+        for place in np.flatnonzero(~is_usable & (samples > 0)):
+            fault = duration_fault(int(samples[place]), data)
+            assert fault is not None
+            rejected.append(self._rejected(self._rows[place], fault.reason, fault.detail))
         return self._rows[is_usable]
 
     def _usable_texts(
@@ -265,43 +232,34 @@ class PackedRows(StoredRows):
         rejected: list[RejectedRow],
     ) -> tuple[np.ndarray, list[str]]:
         """Return the rows whose texts can be spoken and aligned, and their symbols."""
-        symbols, languages = self._index.symbols, self._index.names("language")
-        tokens, begin, end = self._index.tokens
-        is_known = np.ones(len(symbols) + FIRST_SYMBOL_ID, bool)
-        speaks = np.ones(len(languages), bool)
+        tokens, begin, end, symbols = self._index.tokens
+        languages = self._index.names("language")
+        is_known, speaks = np.ones(len(symbols), bool), np.ones(len(languages), bool)
         if vocabulary:
-            is_known[FIRST_SYMBOL_ID:] = np.isin(symbols, vocabulary.symbols.symbols)
+            is_known = np.isin(symbols, (*NO_SYMBOLS, *vocabulary.symbols.symbols))
             speaks = np.isin(languages, vocabulary.languages)
-        is_used = np.zeros(len(is_known), bool)
-        usable = []
+        is_used = np.zeros(len(symbols), bool)
+        usable = [rows[:0]]
         for first in range(0, len(rows), CHUNK_ROWS):
             chunk = rows[first : first + CHUNK_ROWS]
             counts = end[chunk] - begin[chunk]
             found = tokens[flat_indices(begin[chunk], counts)]
             firsts = np.cumsum(counts) - counts
-            knows = np.logical_and.reduceat(is_known[found], firsts)
             equal = np.add.reduceat(np.append(found[1:] == found[:-1], False).astype(int), firsts)
-            needed = rule.frames_needed_for(counts - 2, equal)
-            frames = frame_count(self._index.column("samples")[chunk])
-            speaks_row = speaks[self._index.column("language")[chunk]]
-            is_usable = speaks_row & knows & (frames >= needed)
+            samples = self._index.column("samples")[chunk]
+            language = self._index.column("language")[chunk]
+            is_usable = speaks[language] & np.logical_and.reduceat(is_known[found], firsts)
+            is_usable &= frame_count(samples) >= rule.frames_needed_for(counts - 2, equal)
             is_used[found[np.repeat(is_usable, counts)]] = True
             usable.append(chunk[is_usable])
             for place in np.flatnonzero(~is_usable):
-                row = int(chunk[place])
-                if not speaks_row[place]:
-                    language = languages[self._index.column("language")[row]]
-                    fault = UNKNOWN_LANGUAGE, language
-                elif not knows[place]:
-                    unknown = found[firsts[place] : firsts[place] + counts[place]]
-                    unknown = dict.fromkeys(unknown[~is_known[unknown]].tolist())
-                    names = (symbols[token - FIRST_SYMBOL_ID] for token in unknown)
-                    fault = UNKNOWN_SYMBOL, " ".join(names)
-                else:
-                    fault = too_short_for_text(frames[place], counts[place] - 2, needed[place])
-                rejected.append(self._rejected(row, *fault))
-        used = [symbols[place] for place in np.flatnonzero(is_used[FIRST_SYMBOL_ID:])]
-        return np.concatenate([rows[:0], *usable]), used
+                text = [symbols[token] for token in found[firsts[place] :][1 : counts[place] - 1]]
+                of_row = text, languages[language[place]], int(samples[place])
+                fault = text_fault(*of_row, rule, vocabulary)
+                assert fault is not None
+                rejected.append(self._rejected(chunk[place], *fault))
+        used = {symbols[place] for place in np.flatnonzero(is_used)}.difference(NO_SYMBOLS)
+        return np.concatenate(usable), sorted(used)
 
 
 def _places_in(table: Sequence[str], names: Sequence[str]) -> np.ndarray:

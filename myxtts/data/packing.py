@@ -3,6 +3,7 @@
 OUT/
     index.arrow                     see packed.py
     index-00003-of-00016.arrow      of a slice, until all slices are joined
+    rejected.csv                    rows that cannot be used; rejected-00003-of-00016.csv of a slice
     shards/recording.00300000.tar   KEY.flac and KEY.json of each utterance, of slice 3
     shards/cuts.00300000.jsonl.gz   its texts, speakers and languages: shards/ is a Lhotse Shar
 
@@ -18,8 +19,10 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,18 +35,27 @@ from myxtts.config.flags import with_values
 from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS, Config
 from myxtts.data.audio_file import WHOLE, open_audio, open_sound, read_pcm
 from myxtts.data.dataset import audio_root_of, check_languages
-from myxtts.data.manifest import CHUNK_ROWS, LengthRule, Manifest, build_manifest, frontend_of
-from myxtts.data.metadata_file import corpus_path, leave_out, read_corpus
-from myxtts.data.packed import FORMAT, INDEX, METADATA, NO_SYMBOLS, Index, reading_of
+from myxtts.data.manifest import (
+    CHUNK_ROWS,
+    LengthRule,
+    Manifest,
+    Vocabulary,
+    build_manifest,
+    frontend_of,
+    report_rejected,
+)
+from myxtts.data.metadata_file import read_corpus
+from myxtts.data.packed import INDEX, METADATA, NO_SYMBOLS, Index, reading_of
 from myxtts.data.parquet import load_pyarrow
-from myxtts.data.rows import RejectedRow, Rows, shortened
+from myxtts.data.rows import Row
 from myxtts.errors import DataError
 from myxtts.files import make_folder
-from myxtts.stores import Store, member_of, open_store
+from myxtts.stores import Store, is_url, local_path, member_of, open_store
 from myxtts.text import espeak
 
 # How many frames a text needs depends on the task, and is checked in training.
 ANY_LENGTH = LengthRule(subsampling=0)
+COLUMNS = "id text tokens shard begin size start samples speaker language".split()
 SHARDS_OF_SLICE = 100_000
 SLICE = re.compile(r"index-(\d{5})-of-(\d{5})\.arrow")
 
@@ -51,7 +63,7 @@ log = logging.getLogger(__name__)
 
 
 class Sound(NamedTuple):
-    """The file of an utterance in a shard; none if it is in a shard of others."""
+    """The file of an utterance in a shard."""
 
     content: bytes
     suffix: str
@@ -64,22 +76,22 @@ def pack(config: Config, out: str, part: int, parts: int, shard_bytes: int) -> N
     """Pack one of so many slices of a corpus. Raises DataError if it cannot be read, or there is a
     packed corpus already.
     """
+    if not is_url(out):
+        make_folder(Path(out), "--out")
     store = open_store(out)
     if store.version(INDEX):
         raise DataError(f"{out} already holds a packed corpus. Give another --out, or remove it.")
-    if store.staging is not None:
-        make_folder(Path(store.staging), "--out")
     data, needs_text = config.data, config.model.task != "vocoder"
-    root = audio_root_of(data)
     rows = read_corpus(
-        corpus_path(str(data.train_data)), data.language, root, needs_text, columns=data.columns
+        *(str(data.train_data), data.language, audio_root_of(data), needs_text),
+        columns=data.columns,
     )
-    (rows,), _ = leave_out(data.exclude, rows)
     log.info("corpus form    %s", rows.form)
-    first, end = (len(rows.rows) * number // parts for number in (part, part + 1))
-    # The first slice has all malformed rows.
-    malformed = () if part else rows.rejected
-    rows = rows._replace(rows=rows.rows[first:end])
+    count = len(rows.rows)
+    rows = rows.where(np.arange(count) * parts // max(count, 1) == part)
+    if part:
+        # The first slice has all malformed rows.
+        rows = rows._replace(rejected=())
     frontend = frontend_of(data)
     if needs_text and frontend.kind == "phonemes":
         check_languages(rows.rows, data.max_rejected)
@@ -89,133 +101,94 @@ def pack(config: Config, out: str, part: int, parts: int, shard_bytes: int) -> N
     manifest, vocabulary, rejected = build_manifest(
         rows, with_values(config, limits).data, rule, frontend=frontend
     )
-    info = {
-        "format": FORMAT,
-        "form": rows.form,
-        "reading": reading_of(data, frontend, needs_text),
-        "espeakng_loader": espeak.installed_version(),
-        "malformed": malformed,
-    }
-    names = {"speaker": vocabulary.speakers, "language": vocabulary.languages}
-    with tempfile.TemporaryDirectory(prefix=".packing-", dir=store.staging) as folder:
-        writer = ShardWriter(store, Path(folder), part * SHARDS_OF_SLICE, shard_bytes)
-        columns = _columns(rows, manifest, rejected, [*writer.add(manifest, names)])
-        columns["tokens"] = (*NO_SYMBOLS, *vocabulary.symbols.symbols), columns["tokens"]
-        index = Path(folder) / INDEX
-        _write_index(index, _table(columns, names), info)
-        store.put(INDEX if parts == 1 else f"index-{part:05d}-of-{parts:05d}.arrow", index)
+    rejected += rows.rejected
+    name = "" if parts == 1 else f"-{part:05d}-of-{parts:05d}"
+    listing = local_path(out, f"rejected{name}.csv")
+    listing.parent.mkdir(parents=True, exist_ok=True)
+    report_rejected(rejected, [(rows, manifest)], data.max_rejected, listing)
+    if is_url(out):
+        store.put(listing.name, listing)
+    places = pack_shards(store, manifest, vocabulary, part * SHARDS_OF_SLICE, shard_bytes)
+    reading = reading_of(data, frontend, needs_text)
+    reading["espeakng_loader"] = espeak.installed_version()
+    table = index_of(records(rows.rows, manifest, vocabulary, places))
+    write_index(store, f"index{name}.arrow", table, reading)
     hours = manifest.samples.sum(dtype=np.int64) / SAMPLE_RATE_HZ / 3600
     line = "packed         %d utterances, %.2f h, in %s; %d rows cannot be used"
-    log.info(line, len(manifest), hours, out, len(rejected) + len(malformed))
+    log.info(line, len(manifest), hours, out, len(rejected))
 
 
 def join(out: str) -> None:
     """Join the indices of all slices of a packed corpus; raise DataError if that is impossible."""
     store = open_store(out)
     slices = [found for found in map(SLICE.fullmatch, store.list()) if found]
-    missing = set(range(int(slices[0][2]))) - {int(found[1]) for found in slices} if slices else {0}
-    if missing or len({found[2] for found in slices}) > 1:
-        raise DataError(
-            f"--join was given, but {out} has {len(slices)} slices, without"
-            f" {', '.join(map(str, sorted(missing)[:16])) or 'those of one packing'}. Pack each"
-            " slice with --slice I/N, from 0/N on, into a folder or bucket of its own corpus."
-        )
-    with tempfile.TemporaryDirectory(prefix=".joining-", dir=store.staging) as folder:
-        paths = [store.fetch(found[0], Path(folder) / found[0]) for found in slices]
-        indices = [*map(Index, paths)]
-        readings = [index.info["reading"] for index in indices]
-        if any(reading != readings[0] for reading in readings):
-            raise DataError(f"{out} has slices of different settings: {readings}. Pack them again.")
-        pyarrow = load_pyarrow(paths[0])
-        from pyarrow import compute
-
+    with tempfile.TemporaryDirectory() as folder:
+        indices = [Index(store.fetch(found[0], Path(folder, found[0]))) for found in slices]
+        kinds = {(found[2], str(each.reading)) for found, each in zip(slices, indices, strict=True)}
+        if len(kinds) != 1 or len(slices) != int(slices[0][2]):
+            raise DataError(
+                f"--join was given, but {out} has {', '.join(found[0] for found in slices)}: not"
+                " all slices of one packing. Pack each slice with --slice I/N, from 0/N on, with"
+                " the same settings, into a folder or bucket of its own corpus."
+            )
+        pyarrow = load_pyarrow(Path(INDEX))
         table = pyarrow.concat_tables([index.table for index in indices])
         table = table.unify_dictionaries().combine_chunks()
-        ids = table.filter(compute.field("samples") > 0).column("id")
-        if len(ids.unique()) < len(ids):
-            counts = ids.value_counts().to_pylist()
-            twice = next(count["values"] for count in counts if count["counts"] > 1)
-            raise DataError(f"two slices of {out} have {twice!r}. Remove one of its rows.")
-        index = Path(folder) / INDEX
-        _write_index(index, table, indices[0].info)
-        store.put(INDEX, index)
+        ids = table.column("id").filter(pyarrow.compute.greater(table.column("samples"), 0))
+        twice = [each["values"] for each in ids.value_counts().to_pylist() if each["counts"] > 1]
+        if twice:
+            raise DataError(f"two slices of {out} have {twice[0]!r}. Remove one of its rows.")
+        write_index(store, INDEX, table, indices[0].reading)
     store.delete([found[0] for found in slices])
     log.info("joined         %d rows of %d slices in %s", table.num_rows, len(slices), out)
 
 
-class ShardWriter:
-    """Writes the shards of a slice, one after the other."""
-
-    def __init__(self, store: Store, folder: Path, number: int, shard_bytes: int):
-        self._store, self._folder = store, folder
-        self._number, self._shard_bytes = number, shard_bytes
-        self._tar: tarfile.TarFile | None = None
-        self._cuts: list[dict] = []
-
-    def add(
-        self, manifest: Manifest, names: dict[str, tuple[str, ...]]
-    ) -> Iterator[tuple[str, int, int, int]]:
-        """Yield the shard, first byte, size and first sample of each utterance."""
-        columns = manifest.paths, manifest.starts.tolist(), manifest.samples.tolist()
-        utterances = [*zip(*columns, strict=True)]
-        bar = tqdm(total=len(utterances), desc="pack", unit="utt", disable=None, leave=False)
-        with ThreadPoolExecutor(os.cpu_count()) as pool, bar:
-            # A chunk at a time is in memory.
-            for first in range(0, len(utterances), CHUNK_ROWS):
-                chunk = utterances[first : first + CHUNK_ROWS]
-                sounds = pool.map(lambda utterance: _sound_of(*utterance), chunk)
-                for row, sound in enumerate(sounds, first):
-                    bar.update()
-                    path, start, _ = utterances[row]
-                    if sound is None:
-                        member = member_of(path)
-                        assert member is not None
-                        yield member.tar, member.begin, member.size, start
-                    else:
-                        words = {
-                            name: values[getattr(manifest, name)[row]]
-                            for name, values in names.items()
-                        }
-                        words["text"] = manifest.texts[row]
-                        yield *self._write(sound, words, manifest.ids[row]), WHOLE
-        self._close()
-
-    def _write(self, sound: Sound, words: dict[str, str], id_: str) -> tuple[str, int, int]:
-        if self._tar is None:
-            path = self._folder / "shard.tar"
-            self._tar = tarfile.TarFile(path, "w", format=tarfile.USTAR_FORMAT)
-        key = f"{self._number:08d}-{len(self._cuts):06d}"
-        begin = self._tar.offset + tarfile.BLOCKSIZE
-        cut = _cut(key, sound, words, id_)
-        contents = {sound.suffix: sound.content, "json": json.dumps(cut["recording"]).encode()}
-        for suffix, content in contents.items():
-            header = tarfile.TarInfo(f"{key}.{suffix}")
-            header.size = len(content)
-            self._tar.addfile(header, io.BytesIO(content))
-        self._cuts.append(cut)
-        shard = f"shards/recording.{self._number:08d}.tar"
-        if self._tar.offset >= self._shard_bytes:
-            self._close()
-        return shard, begin, len(sound.content)
-
-    def _close(self) -> None:
-        if self._tar is None:
-            return
-        self._tar.close()
-        self._store.put(f"shards/recording.{self._number:08d}.tar", Path(str(self._tar.name)))
-        lines = "".join(json.dumps(cut, ensure_ascii=False) + "\n" for cut in self._cuts)
-        cuts = self._folder / "cuts"
-        cuts.write_bytes(gzip.compress(lines.encode(), mtime=0))
-        self._store.put(f"shards/cuts.{self._number:08d}.jsonl.gz", cuts)
-        self._tar, self._cuts, self._number = None, [], self._number + 1
+def pack_shards(
+    store: Store, manifest: Manifest, vocabulary: Vocabulary, number: int, shard_bytes: int
+) -> list[tuple[str, int, int, int]]:
+    """Write shards, from a number on, and return shard, first byte, size and first sample of
+    all utterances of a manifest."""
+    members = [*map(member_of, manifest.paths)]
+    starts = manifest.starts.tolist()
+    places = {row: (*member[:3], starts[row]) for row, member in enumerate(members) if member}
+    rows = [row for row, member in enumerate(members) if not member]
+    cuts: list[dict] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool, ExitStack() as shard:
+        # A chunk at a time is in memory.
+        chunks = (rows[first : first + CHUNK_ROWS] for first in range(0, len(rows), CHUNK_ROWS))
+        sounds = chain.from_iterable(
+            pool.map(lambda row: _sound_of(manifest, row), chunk) for chunk in chunks
+        )
+        bar = tqdm(rows, desc="pack", unit="utt", disable=None, leave=False)
+        for row, sound in zip(bar, sounds, strict=True):
+            if not cuts:
+                name = f"shards/recording.{number:08d}.tar"
+                file = shard.enter_context(store.writer(name))
+                form = tarfile.USTAR_FORMAT
+                tar = shard.enter_context(tarfile.open(fileobj=file, mode="w|", format=form))
+            cut = _cut(f"{number:08d}-{len(cuts):06d}", sound, manifest, vocabulary, row)
+            places[row] = name, tar.offset + tarfile.BLOCKSIZE, len(sound.content), WHOLE
+            description = json.dumps(cut["recording"]).encode()
+            for suffix, content in ((sound.suffix, sound.content), ("json", description)):
+                header = tarfile.TarInfo(f"{cut['id']}.{suffix}")
+                header.size = len(content)
+                tar.addfile(header, io.BytesIO(content))
+            cuts.append(cut)
+            if tar.offset >= shard_bytes or row == rows[-1]:
+                shard.close()
+                lines = "".join(json.dumps(cut, ensure_ascii=False) + "\n" for cut in cuts)
+                with store.writer(f"shards/cuts.{number:08d}.jsonl.gz") as file:
+                    file.write(gzip.compress(lines.encode(), mtime=0))
+                cuts, number = [], number + 1
+    return [places[row] for row in range(len(manifest))]
 
 
-def _sound_of(path: str, start: int, samples: int) -> Sound | None:
+def _sound_of(manifest: Manifest, row: int) -> Sound:
     """Return the file that is packed of an utterance; raise DataError if it cannot be read."""
-    if member_of(path):
-        return None
+    path, start = manifest.paths[row], int(manifest.starts[row])
     if start != WHOLE:
-        return _flac(read_pcm(path, samples, start=start)[:, None], SAMPLE_RATE_HZ)
+        pcm = read_pcm(path, int(manifest.samples[row]), start=start)
+        return _flac(pcm[:, None], SAMPLE_RATE_HZ)
     try:
         with open_audio(path) as file, open_sound(file) as sound:
             if sound.subtype == "PCM_16" and sound.format != "FLAC":
@@ -233,83 +206,80 @@ def _flac(pcm: np.ndarray, rate_hz: int) -> Sound:
     return Sound(file.getvalue(), "flac", rate_hz, *pcm.shape)
 
 
-def _cut(key: str, sound: Sound, words: dict[str, str], id_: str) -> dict[str, Any]:
+def _cut(
+    key: str, sound: Sound, manifest: Manifest, vocabulary: Vocabulary, row: int
+) -> dict[str, Any]:
     """Return an utterance as Lhotse describes it."""
     channels = [*range(sound.channels)]
-    channel = channels if sound.channels > 1 else 0
-    kind = "MultiCut" if sound.channels > 1 else "MonoCut"
-    place = {"start": 0.0, "duration": sound.samples / sound.rate_hz, "channel": channel}
+    duration_s = sound.samples / sound.rate_hz
+    kind, channel = ("MultiCut", channels) if sound.channels > 1 else ("MonoCut", 0)
+    place = {"id": key, "start": 0.0, "duration": duration_s, "channel": channel}
     recording = {
         "id": key,
         "sources": [{"type": "shar", "channels": channels, "source": ""}],
         "sampling_rate": sound.rate_hz,
         "num_samples": sound.samples,
-        "duration": place["duration"],
+        "duration": duration_s,
         "channel_ids": channels,
     }
-    supervisions = [{"id": key, "recording_id": key, **place, **words}]
-    cut = {"id": key, **place, "supervisions": supervisions, "recording": recording}
-    return {**cut, "custom": {"utterance": id_}, "type": kind}
+    speaker, language = _words_of(manifest, vocabulary, row)
+    words = {"text": manifest.texts[row], "speaker": speaker, "language": language}
+    return {
+        **place,
+        "supervisions": [{**place, "recording_id": key, **words}],
+        "recording": recording,
+        "custom": {"utterance": manifest.ids[row]},
+        "type": kind,
+    }
 
 
-def _columns(
-    rows: Rows,
+def records(
+    rows: Iterable[Row],
     manifest: Manifest,
-    rejected: Sequence[RejectedRow],
+    vocabulary: Vocabulary,
     places: Sequence[tuple[str, int, int, int]],
-) -> dict[str, Any]:
-    """Return the columns of an index: all rows in order, also those that cannot be used."""
-    faults: dict[tuple, list[RejectedRow]] = {}
-    for fault in rejected:
-        faults.setdefault(fault[:3], []).append(fault)
-    fault_of: list[str | None] = []
-    rows_of: list[int] = []
-    usable = 0
-    for row in rows.rows:
-        if usable < len(manifest) and manifest.ids[usable] == row.id:
-            rows_of.append(usable)
-            fault_of.append(None)
-            usable += 1
+) -> Iterator[tuple]:
+    """Yield the values of COLUMNS of each row, in order, also of those that cannot be used."""
+    symbols = (*NO_SYMBOLS, *vocabulary.symbols.symbols)
+    number = 0
+    for row in rows:
+        if number < len(manifest) and manifest.ids[number] == row.id:
+            tokens = [symbols[token] for token in manifest.tokens_of(number)]
+            samples = int(manifest.samples[number])
+            words = _words_of(manifest, vocabulary, number)
+            yield row.id, row.text, tokens, *places[number], samples, *words
+            number += 1
         else:
-            key = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
-            rows_of.append(-1)
-            fault_of.append(json.dumps(faults[key].pop(0)))
-    assert usable == len(manifest)
-    # The last place of each column is that of the rows that cannot be used.
-    numbers = zip(*places, ("", 0, 0, WHOLE), strict=True)
-    columns: dict[str, Any] = dict(zip(("shard", "begin", "size", "start"), numbers, strict=True))
-    columns = {name: np.array(column)[rows_of] for name, column in columns.items()}
-    for name in ("samples", "speaker", "language", "token_counts"):
-        columns[name] = np.append(getattr(manifest, name), 0)[rows_of].astype(np.int32)
-    columns["tokens"] = columns.pop("token_counts"), manifest.joined_tokens(slice(None))
-    strings = {"id": [row.id for row in rows.rows], "text": [row.text for row in rows.rows]}
-    return columns | strings | {"fault": fault_of}
+            yield row.id, row.text, [], "", 0, 0, WHOLE, 0, "", ""
+    assert number == len(manifest)
 
 
-def _table(columns: dict[str, Any], names: dict[str, tuple[str, ...]]) -> Any:
+def _words_of(manifest: Manifest, vocabulary: Vocabulary, row: int) -> tuple[str, str]:
+    """Return the speaker and the language of an utterance."""
+    speaker = vocabulary.speakers[manifest.speaker[row]]
+    return speaker, vocabulary.languages[manifest.language[row]]
+
+
+def index_of(rows: Iterable[tuple]) -> Any:
     """Return an index as an Arrow table."""
     pyarrow = load_pyarrow(Path(INDEX))
-    symbols, (counts, tokens) = columns["tokens"]
-    tables: dict[str, Any] = {**names}
-    tables["shard"], columns["shard"] = np.unique(columns["shard"], return_inverse=True)
+    string, number, samples = pyarrow.large_string(), pyarrow.int64(), pyarrow.int32()
+    named = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    tokens = pyarrow.large_list(pyarrow.dictionary(pyarrow.int16(), pyarrow.string()))
+    kinds = string, string, tokens, named, number, number, number, samples, named, named
+    rows = [*rows]
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
     try:
-        for name in ("id", "text", "fault"):
-            columns[name] = pyarrow.array(columns[name], pyarrow.large_string())
-    except (UnicodeEncodeError, pyarrow.ArrowException) as error:
+        return pyarrow.table(columns, pyarrow.schema(zip(COLUMNS, kinds, strict=True)))
+    except UnicodeEncodeError as error:
         raise DataError(f"a name or text is not Unicode: {error}. Rename the file.") from error
 
-    def named(numbers: np.ndarray, values: Sequence[str], kind: str = "int32") -> Any:
-        return pyarrow.DictionaryArray.from_arrays(numbers.astype(kind), [*map(str, values)])
 
-    for name, values in tables.items():
-        columns[name] = named(columns[name], values)
-    bounds = np.append(0, np.cumsum(counts, dtype=np.int64))
-    columns["tokens"] = pyarrow.LargeListArray.from_arrays(bounds, named(tokens, symbols, "int16"))
-    return pyarrow.table(columns)
-
-
-def _write_index(path: Path, table: Any, info: dict[str, Any]) -> None:
-    pyarrow = load_pyarrow(path)
-    table = table.replace_schema_metadata({METADATA: json.dumps(info)})
-    with pyarrow.ipc.new_file(str(path), table.schema) as file:
+def write_index(store: Store, name: str, table: Any, reading: dict[str, Any]) -> None:
+    pyarrow = load_pyarrow(Path(INDEX))
+    sink = pyarrow.BufferOutputStream()
+    table = table.replace_schema_metadata({METADATA: json.dumps(reading)})
+    with pyarrow.ipc.new_file(sink, table.schema) as file:
         file.write_table(table)
+    with store.writer(name) as file:
+        file.write(memoryview(sink.getvalue()).cast("B"))

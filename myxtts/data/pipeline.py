@@ -29,10 +29,9 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
 from myxtts.data.reading import LocalReader, ReadBatches, Reader, rows_from_files, rows_from_members
 from myxtts.data.service import ServiceReader
-from myxtts.data.shard_cache import ShardCache
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
-from myxtts.stores import member_of, read_member
+from myxtts.stores import ShardCache, member_of, read_member
 from myxtts.tf_internals import run_operations_as_kernels
 
 # Microbatches whose copies have begun, besides the one that a step takes next. So the copy for a

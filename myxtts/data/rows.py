@@ -6,7 +6,7 @@ entry-point group `myxtts.corpora`.
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,18 +46,24 @@ class RejectedRow(NamedTuple):
     detail: str
 
 
+class RowTuple(tuple[Row, ...]):
+    """Rows in memory."""
+
+    @property
+    def ids(self) -> Iterable[str]:
+        return (row.id for row in self)
+
+    def where(self, is_kept: np.ndarray) -> "RowTuple":
+        return RowTuple(compress(self, is_kept))
+
+
 class StoredRows(Sequence[Row]):
     """Rows of a packed corpus, which are read when they are used."""
 
-    @abstractmethod
-    def ids(self) -> Iterator[str]: ...
+    ids: Sequence[str]
 
     @abstractmethod
     def where(self, is_kept: np.ndarray) -> "StoredRows": ...
-
-    @property
-    @abstractmethod
-    def languages(self) -> Sequence[str]: ...
 
     @abstractmethod
     def manifest(self, *arguments: Any) -> Any:
@@ -69,27 +75,13 @@ class Rows(NamedTuple):
 
     metadata: Path
     folder: Path
-    rows: Sequence[Row]
+    rows: RowTuple | StoredRows
     rejected: tuple[RejectedRow, ...] = ()
     form: str = ""
 
-    @property
-    def languages(self) -> set[str]:
-        if isinstance(self.rows, StoredRows):
-            return {*self.rows.languages}
-        return {row.language for row in self.rows}
-
-    @property
-    def ids(self) -> Iterator[str]:
-        if isinstance(self.rows, StoredRows):
-            return self.rows.ids()
-        return (row.id for row in self.rows)
-
-    def where(self, is_kept: Sequence[bool] | np.ndarray) -> "Rows":
+    def where(self, is_kept: np.ndarray) -> "Rows":
         """Return the rows with True."""
-        if isinstance(self.rows, StoredRows):
-            return self._replace(rows=self.rows.where(np.asarray(is_kept, bool)))
-        return self._replace(rows=tuple(compress(self.rows, is_kept)))
+        return self._replace(rows=self.rows.where(is_kept))
 
 
 class CorpusOptions(NamedTuple):

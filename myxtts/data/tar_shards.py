@@ -16,7 +16,7 @@ from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
 from myxtts.data.tables import COLUMN_NAMES, JSON, Table, language_code, meanings, row_of, value_of
 from myxtts.errors import DataError
-from myxtts.stores import Member, Store, base_of, is_url, open_store, place_of
+from myxtts.stores import Member, Store, base_of, is_url, open_store
 
 # Cuts end at samples, and supervisions are rounded.
 SAME_S = 0.01
@@ -71,10 +71,10 @@ def _members(
 ) -> Iterator[tuple[Member, bytes]]:
     """Yield the files in a tar file, with the content of those with some suffixes."""
     try:
-        with store.open(tar) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with store.explained(tar), tarfile.open(fileobj=store.reader(tar), mode="r|") as archive:
             for header in archive:
                 if header.isfile():
-                    place = place_of(store.base, tar), header.offset_data, header.size
+                    place = os.path.join(store.base, tar), header.offset_data, header.size
                     content = b""
                     if header.name.endswith(tuple(suffixes)):
                         content = archive.extractfile(header).read()  # type: ignore[union-attr]
@@ -93,8 +93,8 @@ def _audio(store: Store, tar: str) -> dict[str, str]:
 
 
 def _objects(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    with store.open(name) as file:
-        content = file.read()
+    with store.explained(name):
+        content = bytes(store.reader(name).read())
     try:
         if name.endswith(".gz"):
             content = gzip.decompress(content)

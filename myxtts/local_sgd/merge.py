@@ -28,7 +28,7 @@ from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
 from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import Manifest, build_manifest, report_rejected
-from myxtts.data.metadata_file import corpus_path, leave_out, read_corpus
+from myxtts.data.metadata_file import leave_out, read_corpus
 from myxtts.data.rows import Rows
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.files import fsync_folder, new_folder, write_whole
@@ -340,9 +340,7 @@ def read_rows(config: Config, corpus: str, preferred: str = "metadata_train.csv"
     """Read a given corpus before any merging. Raises DataError if that is not possible."""
     data, root = config.data, audio_root_of(config.data)
     needs_text = length_rule_of(config) is not None
-    return read_corpus(
-        corpus_path(corpus), data.language, root, needs_text, preferred, data.columns
-    )
+    return read_corpus(corpus, data.language, root, needs_text, preferred, data.columns)
 
 
 def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:

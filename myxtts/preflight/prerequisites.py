@@ -16,7 +16,7 @@ from myxtts.distributed.processes import NVIDIA_SMI_S, output_of
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
-from myxtts.stores import run_folder
+from myxtts.stores import local_path
 
 # A checkout that is not installed has no metadata of a package.
 REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"
@@ -62,7 +62,7 @@ def check_prerequisites(config: Config) -> Iterator[Check]:
         gpus = len(tf.config.list_physical_devices("GPU"))
         yield from check_gpu_software(plan_routes(config.placement, gpus))
     yield check_packages(package_requirements())
-    runs_dir = run_folder(config.run.runs_dir, config.run.run).parent
+    runs_dir = local_path(config.run.runs_dir, config.run.run).parent
     folder = existing_parent(runs_dir)
     error = write_error(folder)
     yield required(

@@ -16,7 +16,7 @@ from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup, exit_at_sigterm
 from myxtts.errors import PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
-from myxtts.stores import run_folder
+from myxtts.stores import local_path
 from myxtts.throughput import planner
 from myxtts.throughput.assess import SHARED
 from myxtts.throughput.model import LETTERS, QueueDepths
@@ -64,7 +64,7 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             " one machine. Give all workers the same placement with --data-gpu, --model-gpu or"
             " --model-gpus."
         )
-    RunFolder(run_folder(config.run.runs_dir, config.run.run)).check_not_existing(config.run.resume)
+    RunFolder(local_path(config.run.runs_dir, config.run.run)).check_not_existing(config.run.resume)
     gpus = config.placement.simulate_gpus
     if not gpus:
         # Imports TensorFlow, which takes seconds.
@@ -104,7 +104,7 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     """
     if not config.run.resume:
         return None
-    resumed = TrainedRun.newest(run_folder(config.run.runs_dir, config.run.run))
+    resumed = TrainedRun.newest(local_path(config.run.runs_dir, config.run.run))
     if resumed is None:
         return None
     placement = resumed.record.settings.placement

@@ -8,6 +8,8 @@ first. A run that resumes on another machine takes the newest complete one from 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 
 from myxtts import files
@@ -45,9 +47,8 @@ def run_copy(
         yield lambda: None
         return
     copy = RunCopy(f"{config.runs_dir.rstrip('/')}/{config.run}", folder)
-    copy.check_not_existing(config.resume)
     with files.locked_file(folder.path.with_name(f".{config.run}.fetch")):
-        copy.fetch()
+        copy.fetch(config.resume)
     if cluster is not None and not cluster.is_chief:
         yield lambda: None
         return
@@ -68,100 +69,81 @@ class RunCopy:
         self.url, self._folder = url, folder
         self._store = open_store(url)
         folder.path.mkdir(parents=True, exist_ok=True)
-        self._copied: dict[str, files.FileStamp | None] = {}
         self._names = {*self._store.list()}
+        # As they were when they were copied.
+        self._copied: dict[str, files.FileStamp | None] = {}
 
-    def check_not_existing(self, resume: bool) -> None:
+    def fetch(self, resume: bool = True) -> None:
+        """Bring the newest complete checkpoint here if it is newer than those of this machine, with
+        the others that it names, and the files of the run.
+        """
         if self._names and not resume:
             raise ConfigError(
                 f"the run cannot be started: {self.url} already holds one. Resume it with --resume,"
                 " or choose another name with --run."
             )
-
-    def fetch(self) -> None:
-        """Bring the newest complete checkpoint here if it is newer than those of this machine, with
-        the others that it names, and the files of the run.
-        """
         steps = [step_of(Path(name).parent) for name in self._names if name.endswith(f"/{STATE}")]
         own = latest(self._folder.checkpoints)
         if not steps or (own is not None and step_of(own) >= max(steps)):
-            self._recognise()
             return
         self._fetch_checkpoint(max(steps))
         record = read_record(checkpoint_of(self._folder.checkpoints, max(steps)))
         needed = {observation.step for observation in record.pending_observations}
         if record.best is not None:
             needed.add(record.best.step)
-        for step in needed.intersection(steps) - {max(steps)}:
+        for step in needed.intersection(steps):
             self._fetch_checkpoint(step)
         for name in self._names:
             if not name.startswith("checkpoints/"):
-                self._copied[name] = files.file_stamp(self._store.fetch(name, self._path(name)))
+                self._store.fetch(name, self._folder.path / name)
         log.info("run copy       step %d was fetched from %s", max(steps), self.url)
 
     def _fetch_checkpoint(self, step: int) -> None:
         target = checkpoint_of(self._folder.checkpoints, step)
         if target.exists():
             return
-        names = [name for name in self._names if name.startswith(f"checkpoints/{target.name}/")]
+        names = [name for name in self._names if Path(name).parent.name == target.name]
         with files.new_folder(target) as partial:
             for name in names:
                 self._store.fetch(name, partial / Path(name).name)
-        self._copied |= {name: files.file_stamp(self._path(name)) for name in names}
-
-    def _recognise(self) -> None:
-        """Note the checkpoints of this machine that the store has as they are."""
-        for checkpoint in list_checkpoints(self._folder.checkpoints):
-            state = f"checkpoints/{checkpoint.name}/{STATE}"
-            content = self._path(state).read_bytes()
-            with suppress(DataError):
-                if state in self._names and self._store.read(state, 0, len(content)) == content:
-                    for path in checkpoint.iterdir():
-                        self._copied[self._name(path)] = files.file_stamp(path)
+        self._copied |= {name: files.file_stamp(self._folder.path / name) for name in names}
 
     def update(self) -> None:
         """Copy what has changed since the last update; remove checkpoints that are gone."""
         checkpoints = list_checkpoints(self._folder.checkpoints)
-        kept = {f"checkpoints/{checkpoint.name}" for checkpoint in checkpoints}
+        kept = {checkpoint.name for checkpoint in checkpoints}
         gone = [
             name
             for name in self._names
-            if name.startswith("checkpoints/") and str(Path(name).parent) not in kept
+            if name.startswith("checkpoints/") and Path(name).parent.name not in kept
         ]
         # With a checkpoint that counts, the metrics until then are there.
-        self._update(self._files(self._folder.path), None)
+        for path in self._folder.path.rglob("*"):
+            parts = path.relative_to(self._folder.path).parts
+            is_copied = not any(fnmatch(*each) for each in product(parts, NOT_COPIED))
+            if path.is_file() and is_copied and parts[0] != "checkpoints":
+                self._copy([path])
         for checkpoint in checkpoints:
-            self._update([*checkpoint.iterdir()], checkpoint / STATE)
+            self._copy(sorted(checkpoint.iterdir(), key=lambda path: path.name == STATE))
         self._delete(gone)
 
-    def _files(self, folder: Path) -> list[Path]:
-        found: list[Path] = []
-        for path in folder.iterdir():
-            if path == self._folder.checkpoints or any(map(path.match, NOT_COPIED)):
-                continue
-            found += self._files(path) if path.is_dir() else [path]
-        return found
-
-    def _update(self, paths: list[Path], state: Path | None) -> None:
-        stamps = {path: files.file_stamp(path) for path in paths}
-        changed = [path for path in paths if self._copied.get(self._name(path)) != stamps[path]]
-        if state is not None and set(changed) - {state}:
-            self._delete([self._name(state)])
-            changed.append(state)
-        for path in sorted(set(changed), key=lambda path: (path == state, path)):
+    def _copy(self, paths: list[Path]) -> None:
+        """Copy files that have changed, in this order."""
+        names = [path.relative_to(self._folder.path).as_posix() for path in paths]
+        stamps = {name: files.file_stamp(path) for name, path in zip(names, paths, strict=True)}
+        changed = [name for name in names if self._copied.get(name) != stamps[name]]
+        if len(changed) > 1:
+            # Until all of a checkpoint are there, it is none.
+            self._delete([names[-1]])
+            changed = [*dict.fromkeys([*changed, names[-1]])]
+        for name in changed:
             # A file may be replaced by another thread meanwhile.
             with suppress(FileNotFoundError):
-                self._store.put(self._name(path), path, keep=True)
-                self._copied[self._name(path)] = stamps[path]
-                self._names.add(self._name(path))
+                self._store.put(name, self._folder.path / name)
+                self._copied[name] = stamps[name]
+                self._names.add(name)
 
     def _delete(self, names: list[str]) -> None:
         present = [name for name in names if name in self._names]
         self._store.delete(sorted(present, key=lambda name: not name.endswith(STATE)))
         self._names -= {*present}
-
-    def _path(self, name: str) -> Path:
-        return self._folder.path / name
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._folder.path).as_posix()

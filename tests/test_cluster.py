@@ -40,6 +40,10 @@ class TfConfigTest(unittest.TestCase):
         self.assertEqual((cluster.count, cluster.is_chief, cluster.address), (2, False, "b:2"))
         self.assertEqual((cluster.name(), cluster.name(0)), ("worker 1 (b:2)", "worker 0 (a:1)"))
 
+    def test_addresses_may_be_of_ipv6(self):
+        workers = ["[fd00::1]:2222", "[fd00::2]:2222"]
+        self.assertEqual(find_cluster(tf_config({"worker": workers})).workers, tuple(workers))
+
     def test_chief_is_worker_0(self):
         jobs = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
         self.assertEqual(find_cluster(tf_config(jobs, "chief")), Cluster(("a:1", "b:2", "c:3"), 0))
@@ -67,6 +71,8 @@ class TfConfigTest(unittest.TestCase):
             "names the workers a:1, a:1": tf_config({"worker": ["a:1", "a:1"]}),
             "in TF_CONFIG is 'a', but must be HOST:PORT": tf_config({"worker": ["a", "b:2"]}),
             "is 'a..b:1', but": tf_config({"worker": ["a..b:1", "b:2"]}),
+            "is '\\[fd00:\\]:1', but": tf_config({"worker": ["[fd00:]:1", "b:2"]}),
+            "is 'fd00::1:2', but": tf_config({"worker": ["fd00::1:2", "b:2"]}),
             "is 'a:70000', but": tf_config({"worker": ["a:70000", "b:2"]}),
             "cluster.worker.0": tf_config({"worker": [7, "b:2"]}),
             "task.type": tf_config(two, "ps"),
@@ -91,6 +97,9 @@ class LauncherTest(unittest.TestCase):
             (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, ("n1:28500", "", "", ""), 2),
             ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "j-0.j"}, "j-0.j", 1),
             (OPEN_MPI | {"MASTER_ADDR": "n1", "MASTER_PORT": "5"}, ("n1:5", ""), 1),
+            ({"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "fd00::1"}, "[fd00::1]", 0),
+            (OPEN_MPI | {"MASTER_ADDR": "[fd00::1]:5"}, ("[fd00::1]:5", ""), 1),
+            (OPEN_MPI | {"MASTER_ADDR": "n1:5"}, ("n1:5", ""), 1),
             ({"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "n1"}, "n1", 0),
             ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, "localhost", 1),
             (

@@ -56,6 +56,14 @@ class RendezvousTest(unittest.TestCase):
         self.assertEqual(len(set(workers)), 3)
         self.assertEqual(self.clusters, {i: Cluster(workers, i) for i in range(3)})
 
+    def test_workers_meet_at_addresses_of_ipv6(self):
+        if not socket.has_dualstack_ipv6():
+            self.skipTest("this machine has no IPv6")
+        port = split_address(local_workers(1)[0])[1]
+        for workers in ((f"[::1]:{port}", f"[::1]:{port + 1}"), (f"[::1]:{port}", "")):
+            self.assertEqual(self.join([{}] * 2, workers), {0: "", 1: ""})
+            self.assertEqual(split_address(self.clusters[0].workers[1])[0], "::1")
+
     def test_many_workers_meet_with_few_messages_and_name_few_of_the_missing(self):
         chief, count = local_workers(1)[0], 40
         sent = []
@@ -125,7 +133,8 @@ class RendezvousTest(unittest.TestCase):
 
     def test_only_local_addresses_are_bound_to_the_loopback_interface(self):
         bounds = {"localhost": "127.0.0.1", "127.1": "127.0.0.1", "127.0.1.1": "127.0.1.1"}
-        for host, bound in (bounds | {"127.0.0.1.example.org": "0.0.0.0"}).items():
+        every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        for host, bound in (bounds | {"127.0.0.1.example.org": every}).items():
             port = local_workers(1)[0].rpartition(":")[2]
             cluster = Cluster((f"{host}:{port}", "node1:2222"), 0)
             with rendezvous_module._bind_port(cluster) as listener:

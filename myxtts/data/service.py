@@ -134,7 +134,8 @@ class ServiceReader:
         # TensorFlow itself would retry for ever.
         if self.unanswered is not None and not self.unanswered.answered_within(CONNECT_S):
             raise TimeoutError("it has not answered the last request")
-        socket.create_connection(self._host_and_port, CONNECT_S).close()
+        host, port = self._host_and_port
+        socket.create_connection((host.strip("[]"), port), CONNECT_S).close()
         service = tf.data.experimental.service
         distributed = service.distribute(
             service.ShardingPolicy.DYNAMIC,

@@ -155,7 +155,12 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
             f" Give all of them MASTER_ADDR, the host of rank 0, and each its {launcher.rank}; or"
             " TF_CONFIG, which is {} for a process that trains alone."
         )
-    host, _, given = hosts[0].partition(":")
+    host, given = hosts[0], ""
+    # An IPv6 address has no brackets where no port follows it.
+    if host.count(":") > 1 and not host.startswith("["):
+        host = f"[{host}]"
+    elif not host.endswith("]"):
+        host, _, given = host.rpartition(":") if ":" in host else (host, "", "")
     # The processes of one mpirun have this name in common, and those of others have another one.
     default = FIRST_PORT + crc32(environ.get("PMIX_NAMESPACE", "").encode()) % PORTS
     address = f"{host}:{given or environ.get(launcher.port) or default}"
@@ -168,12 +173,15 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text can be a host name or an IPv4 address."""
+    """Return whether a text can be a host name, an IPv4 address or an IPv6 address in brackets."""
+    if text.startswith("[") and text.endswith("]"):
+        with suppress(OSError, ValueError):
+            return bool(socket.inet_pton(socket.AF_INET6, text[1:-1]))
     return bool(_HOST.fullmatch(text))
 
 
 def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
-    """Split `HOST:PORT` after a scheme such as grpc://; the host is a name or an IPv4 address.
+    """Split `HOST:PORT` after a scheme such as grpc://; an IPv6 address keeps its brackets.
 
     Raises ConfigError, with the name of the flag or setting, for a text of another form.
     """
@@ -182,15 +190,16 @@ def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
     if not text.startswith(scheme) or not is_host(host) or not is_port:
         raise ConfigError(
             f"{name} is {text[:80]!r}, but must be {scheme}HOST:PORT, such as"
-            f" {scheme}127.0.0.1:5050, with a host name or IPv4 address and a port from 1 to 65535."
+            f" {scheme}127.0.0.1:5050, with a host name, IPv4 address or [IPv6 address] and a port"
+            " from 1 to 65535."
         )
     return host, int(port)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of an address that `check_addresses` has accepted."""
+    """Return host and port of an address that `check_addresses` has accepted, without brackets."""
     host, _, port = address.rpartition(":")
-    return host, int(port)
+    return host.strip("[]"), int(port)
 
 
 def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
@@ -209,11 +218,11 @@ def check_addresses(addresses: Sequence[str], source: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is `localhost` or a loopback IPv4 address, also one such as `127.1`."""
+    """Return whether a host is `localhost` or a loopback address, also one such as `127.1`."""
     try:
         address = socket.inet_aton(host)
     except OSError:
-        return host == "localhost"
+        return host in ("localhost", "::1", "[::1]")
     # inet_aton ignores what follows a space.
     return address[0] == 127 and host.split() == [host]
 

@@ -120,10 +120,16 @@ def _bind_port(cluster: Cluster) -> socket.socket:
     """
     host = split_address(cluster.address or cluster.workers[0])[0]
     port = split_address(cluster.address)[1] if cluster.address else 0
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    interface = host if is_loopback(host) else ""
+    family = socket.AF_INET
+    # Without an interface, both protocols: a name may have addresses of either.
+    if ":" in interface or (not interface and socket.has_dualstack_ipv6()):
+        family = socket.AF_INET6
+    listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     try:
-        interface = host if is_loopback(host) else ""
         listener.bind((interface, port))
         if cluster.is_chief:
             listener.listen(cluster.count + 16)
@@ -237,11 +243,11 @@ class _Chief:
         """Log a connection that is not a worker's: the first one for each reason."""
         if reason not in self._drop_reasons:
             # None if the connection has already ended.
-            address, _ = writer.get_extra_info("peername") or ("an unknown address", 0)
+            address, *_ = writer.get_extra_info("peername") or ("an unknown address",)
             log.warning(
                 "rendezvous     a connection from %s was dropped (%s). Let only the workers of this"
                 " job, of one version of MyXTTS, reach the port of %s.",
-                address,
+                address.removeprefix("::ffff:"),
                 reason,
                 self._cluster.name(),
             )
@@ -276,6 +282,8 @@ async def _join_chief(
             reader, writer = await asyncio.wait_for(opening, SILENCE_S)
             with closing(writer):
                 host = writer.get_extra_info("sockname")[0]
+                if ":" in host:
+                    host = f"[{host}]"
                 introduction = _Introduction(
                     worker=cluster.index,
                     cluster=_digest(cluster),

@@ -21,7 +21,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.ffmpeg import libsndfile_path
 from myxtts.errors import DataError
 from myxtts.files import attach_path_to_errors
-from myxtts.stores import Member, member_of, read_member
+from myxtts.stores import member_of, read_member
 
 # Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.
 NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
@@ -75,51 +75,33 @@ class AudioHeader:
 
 def read_header(path: str) -> AudioHeader:
     """Read a header; raise UnusableAudio if the file is missing, empty, unreadable or truncated."""
-    if member := member_of(path):
-        return _member_header(member)
+    member = member_of(path)
     try:
-        status = os.stat(path)
         # A named pipe would block forever.
-        if not stat.S_ISREG(status.st_mode):
+        if member is None and not stat.S_ISREG(os.stat(path).st_mode):
             raise UnusableAudio("not a file")
-        if status.st_size == 0:
-            raise UnusableAudio("empty file")
-        with open(path, "rb") as file:
-            header = _native_header(file, status.st_size)
+        with io.BytesIO(read_member(member)) if member else open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size == 0:
+                raise UnusableAudio("empty file")
+            file.seek(0)
+            header = _native_header(file, size)
+            if header is None:
+                file.seek(0)
+                header = _libsndfile_header(file if member else libsndfile_path(path))
+    except UnusableAudio:
+        raise
     except FileNotFoundError:
         raise UnusableAudio("missing file") from None
     except OSError as error:
         raise UnusableAudio("unreadable", error.strerror or str(error)) from error
-    try:
-        header = header or _libsndfile_header(libsndfile_path(path))
-    except UnusableAudio:
-        raise
     except DataError as error:
         raise UnusableAudio("unreadable", str(error)) from error
-    return _with_usable_rate(header)
-
-
-def _member_header(member: Member) -> AudioHeader:
-    if member.size == 0:
-        raise UnusableAudio("empty file")
-    try:
-        file = io.BytesIO(read_member(member))
-        header = _native_header(file, member.size)
-        file.seek(0)
-        header = _with_usable_rate(header or _libsndfile_header(file))
-    except UnusableAudio:
-        raise
-    except DataError as error:
-        raise UnusableAudio("unreadable", str(error)) from error
-    # TensorFlow's operations read whole files only.
-    return replace(header, native=False)
-
-
-def _with_usable_rate(header: AudioHeader) -> AudioHeader:
     low_hz, high_hz = RATE_LIMITS_HZ
     if not low_hz <= header.rate_hz <= high_hz:
         raise UnusableAudio("unreadable", f"a sample rate of {header.rate_hz} Hz")
-    return header
+    # TensorFlow's operations read whole files only.
+    return replace(header, native=False) if member else header
 
 
 def check_finite(path: str) -> None:
@@ -171,7 +153,7 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     return AudioHeader(sound[0][1] // 2, SAMPLE_RATE_HZ, native=True, floating=False)
 
 
-def _libsndfile_header(source: str | io.BytesIO) -> AudioHeader:
+def _libsndfile_header(source: str | BinaryIO) -> AudioHeader:
     try:
         with soundfile.SoundFile(
             os.fsencode(source) if isinstance(source, str) else source

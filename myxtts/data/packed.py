@@ -13,6 +13,7 @@ memory, which all processes of a host share. `packing` writes it. Columns:
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -54,51 +55,6 @@ def reading_of(data: DataConfig, frontend: TextFrontend, needs_text: bool) -> di
     return reading
 
 
-class Index:
-    """The mapped index of a packed corpus; `reading` is what it was packed with."""
-
-    def __init__(self, path: Path):
-        pyarrow = load_pyarrow(path)
-        try:
-            self.table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
-            self.reading = json.loads(self.table.schema.metadata[METADATA])
-        except (OSError, KeyError, TypeError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path} cannot be read: {error}. Pack the corpus again.") from error
-        self.folder, self.base = path.parent, base_of(path.parent)
-
-    def column(self, name: str) -> Any:
-        """Return a column of numbers, or the numbers of names; they stay on the disk."""
-        column = self.table.column(name).chunk(0)
-        return getattr(column, "indices", column).to_numpy(zero_copy_only=True)
-
-    def names(self, name: str) -> list[str]:
-        return self.table.column(name).chunk(0).dictionary.to_pylist()
-
-    @cached_property
-    def tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-        """The tokens of all rows, where those of each row begin and end, and their symbols."""
-        column = self.table.column("tokens").chunk(0)
-        bounds = column.offsets.to_numpy(zero_copy_only=True)
-        tokens = column.values.indices.to_numpy(zero_copy_only=True)
-        return tokens, bounds[:-1], bounds[1:], column.values.dictionary.to_pylist()
-
-    @cached_property
-    def tars(self) -> list[str]:
-        """The shards, each with its folder or URL."""
-        # A URL stays as it is, as an absolute path does.
-        return [
-            os.path.join("" if is_url(name) else self.base, name) for name in self.names("shard")
-        ]
-
-    def strings(self, name: str, rows: np.ndarray) -> list[str]:
-        return self.table.column(name).take(rows).to_pylist()
-
-    def addresses(self, rows: np.ndarray) -> list[str]:
-        columns = (self.column(name)[rows].tolist() for name in ("shard", "begin", "size"))
-        places = zip(*columns, self.strings("id", rows), strict=True)
-        return [Member(self.tars[shard], *place).address for shard, *place in places]
-
-
 class Column(Sequence[str]):
     """Strings of some rows of an index, each read when it is used."""
 
@@ -123,34 +79,71 @@ def read_packed(path: Path) -> Rows | None:
     path = path / INDEX if path.is_dir() else path
     if path.suffix != ".arrow" or not path.exists():
         return None
-    index = Index(path)
-    form = f"packed in {index.base}: {index.table.num_rows} rows"
-    rows = PackedRows(index, np.arange(index.table.num_rows))
-    return Rows(path, path.parent, rows, form=form)
+    rows = PackedRows(path)
+    return Rows(path, path.parent, rows, form=f"packed in {rows.base}: {len(rows)} rows")
 
 
 class PackedRows(StoredRows):
-    """Some rows of an index."""
+    """Rows of the mapped index of a packed corpus; `reading` is what it was packed with."""
 
-    def __init__(self, index: Index, rows: np.ndarray):
-        self._index, self._rows = index, rows
-        strings = {name: partial(index.strings, name) for name in ("id", "text")}
-        self.ids, self._texts = (Column(values, rows) for values in strings.values())
+    def __init__(self, path: Path):
+        pyarrow = load_pyarrow(path)
+        try:
+            self.table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+            self.reading = json.loads(self.table.schema.metadata[METADATA])
+        except (OSError, KeyError, TypeError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path} cannot be read: {error}. Pack the corpus again.") from error
+        self.base = base_of(path.parent)
+        self._cache = path.parent if is_url(self.base) else None
+        self._rows = np.arange(self.table.num_rows)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, place: Any) -> Any:
-        row = self._rows[place]
-        words = (
-            self._index.names(name)[self._index.column(name)[row]]
-            for name in ("speaker", "language")
-        )
-        (address,) = self._index.addresses(self._rows[[place]])
-        return Row(int(row) + 1, self.ids[place], address, self._texts[place], *words)
+        row = self._rows[[place]]
+        words = (self._names(name)[self._column(name)[row][0]] for name in ("speaker", "language"))
+        (id_,), (text,) = (self._strings(name, row) for name in ("id", "text"))
+        return Row(int(row[0]) + 1, id_, self._addresses(row)[0], text, *words)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return Column(partial(self._strings, "id"), self._rows)
 
     def where(self, is_kept: np.ndarray) -> "PackedRows":
-        return PackedRows(self._index, self._rows[is_kept])
+        part = copy(self)
+        part._rows = self._rows[is_kept]
+        return part
+
+    def _column(self, name: str) -> Any:
+        """Return a column of numbers, or the numbers of names; they stay on the disk."""
+        column = self.table.column(name).chunk(0)
+        return getattr(column, "indices", column).to_numpy(zero_copy_only=True)
+
+    def _names(self, name: str) -> list[str]:
+        return self.table.column(name).chunk(0).dictionary.to_pylist()
+
+    @cached_property
+    def _tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+        """The tokens of all rows, where those of each row begin and end, and their symbols."""
+        column = self.table.column("tokens").chunk(0)
+        bounds = column.offsets.to_numpy(zero_copy_only=True)
+        tokens = column.values.indices.to_numpy(zero_copy_only=True)
+        return tokens, bounds[:-1], bounds[1:], column.values.dictionary.to_pylist()
+
+    @cached_property
+    def _tars(self) -> list[str]:
+        """The shards, each with its folder or URL; a URL stays as it is."""
+        names = self._names("shard")
+        return [os.path.join("" if is_url(name) else self.base, name) for name in names]
+
+    def _strings(self, name: str, rows: np.ndarray) -> list[str]:
+        return self.table.column(name).take(rows).to_pylist()
+
+    def _addresses(self, rows: np.ndarray) -> list[str]:
+        columns = (self._column(name)[rows].tolist() for name in ("shard", "begin", "size"))
+        places = zip(*columns, self._strings("id", rows), strict=True)
+        return [Member(self._tars[shard], *place).address for shard, *place in places]
 
     def manifest(
         self,
@@ -161,31 +154,30 @@ class PackedRows(StoredRows):
         frontend: TextFrontend,
     ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
         """Return what `build_manifest` does. Raises DataError if it was packed otherwise."""
-        index = self._index
         self._check_reading(reading_of(data, frontend, rule is not None))
         rejected: list[RejectedRow] = []
         rows = self._of_usable_length(data, rejected)
         symbols: list[str] = []
         if rule is not None:
             if frontend.kind == "phonemes":
-                espeak.warn_of_other_version(index.reading["espeakng_loader"])
+                espeak.warn_of_other_version(self.reading["espeakng_loader"])
             rows, symbols = self._usable_texts(rows, rule, None if grow else vocabulary, rejected)
         rejected.sort(key=lambda row: row.line)
-        speaker, language = (index.column(kind)[rows] for kind in ("speaker", "language"))
-        speakers, languages = map(index.names, ("speaker", "language"))
+        speaker, language = (self._column(kind)[rows] for kind in ("speaker", "language"))
+        speakers, languages = map(self._names, ("speaker", "language"))
         used = zip((speakers, languages), (speaker, language), strict=True)
         words = (tuple(sorted(names[number] for number in np.unique(of))) for names, of in used)
         new = Vocabulary(SymbolTable(tuple(symbols)), *words)
         vocabulary = vocabulary.extended_by(new) if vocabulary else new
-        tokens, begin, end, names = index.tokens
+        tokens, begin, end, names = self._tokens
         token_ids = _places_in((*NO_SYMBOLS, *vocabulary.symbols.symbols), names)
         counts = (end - begin)[rows] if rule else np.zeros(len(rows))
         manifest = Manifest(
-            ids=Column(partial(index.strings, "id"), rows),
-            paths=Column(index.addresses, rows),
-            texts=Column(partial(index.strings, "text"), rows),
-            starts=index.column("start")[rows],
-            samples=index.column("samples")[rows],
+            ids=Column(partial(self._strings, "id"), rows),
+            paths=Column(self._addresses, rows),
+            texts=Column(partial(self._strings, "text"), rows),
+            starts=self._column("start")[rows],
+            samples=self._column("samples")[rows],
             native=np.zeros(len(rows), bool),
             tokens=tokens,
             token_start=begin[rows],
@@ -193,28 +185,26 @@ class PackedRows(StoredRows):
             speaker=_places_in(vocabulary.speakers, speakers)[speaker],
             language=_places_in(vocabulary.languages, languages)[language],
             token_ids=token_ids,
-            shard_cache=index.folder if is_url(index.base) else None,
+            shard_cache=self._cache,
         )
         return manifest, vocabulary, rejected
 
     def _check_reading(self, reading: dict[str, Any]) -> None:
         for name, value in reading.items():
-            packed = self._index.reading.get(name, "no texts")
+            packed = self.reading.get(name, "no texts")
             if packed != value:
                 raise DataError(
-                    f"{flag_of(name)} {value} was requested, but the corpus {self._index.base} was"
+                    f"{flag_of(name)} {value} was requested, but the corpus {self.base} was"
                     f" packed with {packed}. Give the settings that it was packed with, or pack it"
                     " again."
                 )
 
     def _rejected(self, row: int, reason: str, detail: str) -> RejectedRow:
-        (name,) = self._index.strings("id", np.array([row]))
-        return RejectedRow(
-            self._index.base, int(row) + 1, shortened(name), reason, shortened(detail)
-        )
+        (name,) = self._strings("id", np.array([row]))
+        return RejectedRow(self.base, int(row) + 1, shortened(name), reason, shortened(detail))
 
     def _of_usable_length(self, data: DataConfig, rejected: list[RejectedRow]) -> np.ndarray:
-        samples = self._index.column("samples")[self._rows]
+        samples = self._column("samples")[self._rows]
         low, high = (seconds * SAMPLE_RATE_HZ for seconds in (data.min_seconds, data.max_seconds))
         # `rejected.csv` lists rows without samples.
         is_usable = (samples >= low) & (samples <= high) & (samples > 0)
@@ -232,8 +222,8 @@ class PackedRows(StoredRows):
         rejected: list[RejectedRow],
     ) -> tuple[np.ndarray, list[str]]:
         """Return the rows whose texts can be spoken and aligned, and their symbols."""
-        tokens, begin, end, symbols = self._index.tokens
-        languages = self._index.names("language")
+        tokens, begin, end, symbols = self._tokens
+        languages = self._names("language")
         is_known, speaks = np.ones(len(symbols), bool), np.ones(len(languages), bool)
         if vocabulary:
             is_known = np.isin(symbols, (*NO_SYMBOLS, *vocabulary.symbols.symbols))
@@ -246,8 +236,8 @@ class PackedRows(StoredRows):
             found = tokens[flat_indices(begin[chunk], counts)]
             firsts = np.cumsum(counts) - counts
             equal = np.add.reduceat(np.append(found[1:] == found[:-1], False).astype(int), firsts)
-            samples = self._index.column("samples")[chunk]
-            language = self._index.column("language")[chunk]
+            samples = self._column("samples")[chunk]
+            language = self._column("language")[chunk]
             is_usable = speaks[language] & np.logical_and.reduceat(is_known[found], firsts)
             is_usable &= frame_count(samples) >= rule.frames_needed_for(counts - 2, equal)
             is_used[found[np.repeat(is_usable, counts)]] = True

@@ -45,7 +45,7 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import read_corpus
-from myxtts.data.packed import INDEX, METADATA, NO_SYMBOLS, Index, reading_of
+from myxtts.data.packed import INDEX, METADATA, NO_SYMBOLS, PackedRows, reading_of
 from myxtts.data.parquet import load_pyarrow
 from myxtts.data.rows import Row
 from myxtts.errors import DataError
@@ -123,7 +123,7 @@ def join(out: str) -> None:
     store = open_store(out)
     slices = [found for found in map(SLICE.fullmatch, store.list()) if found]
     with tempfile.TemporaryDirectory() as folder:
-        indices = [Index(store.fetch(found[0], Path(folder, found[0]))) for found in slices]
+        indices = [PackedRows(store.fetch(found[0], Path(folder, found[0]))) for found in slices]
         kinds = {(found[2], str(each.reading)) for found, each in zip(slices, indices, strict=True)}
         if len(kinds) != 1 or len(slices) != int(slices[0][2]):
             raise DataError(

@@ -60,7 +60,9 @@ class RowTuple(tuple[Row, ...]):
 class StoredRows(Sequence[Row]):
     """Rows of a packed corpus, which are read when they are used."""
 
-    ids: Sequence[str]
+    @property
+    @abstractmethod
+    def ids(self) -> Sequence[str]: ...
 
     @abstractmethod
     def where(self, is_kept: np.ndarray) -> "StoredRows": ...

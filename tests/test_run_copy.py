@@ -7,9 +7,10 @@ from unittest import mock
 import numpy as np
 
 from myxtts import stores
-from myxtts.config.schema import RunConfig
+from myxtts.config.schema import Config, PlacementConfig, RunConfig
 from myxtts.errors import ConfigError, DataError
 from myxtts.stores import local_path
+from myxtts.throughput.auto import choose_placement
 from myxtts.training.checkpoint_files import Best, Checkpoint, checkpoint_of, write_checkpoint
 from myxtts.training.run_copy import RunCopy, run_copy
 from myxtts.training.runs import RunFolder
@@ -132,3 +133,16 @@ class RunCopyTest(FolderCase):
         resumed = config.model_copy(update={"resume": True})
         with run_copy(resumed, self.machine("b")):
             self.assertTrue(checkpoint_of(self.machine("b").checkpoints, 1).exists())
+
+    def test_automatic_placement_is_that_of_a_run_that_only_the_store_has(self):
+        placed = Config(placement=PlacementConfig(simulate_gpus=2, data_gpu=1, model_gpu=0))
+        first = self.machine("a")
+        self.save(first, 1, settings=placed)
+        self.copy(first).update()
+        config = Config(
+            run=RunConfig(run="voice", runs_dir=URL, resume=True),
+            placement=PlacementConfig(placement="auto", simulate_gpus=2),
+        )
+        with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.folder / "b")):
+            chosen = choose_placement(config, mock.Mock(side_effect=AssertionError))
+        self.assertEqual((chosen.placement.data_gpu, chosen.placement.model_gpu), (1, 0))

@@ -21,6 +21,7 @@ from myxtts.throughput import planner
 from myxtts.throughput.assess import SHARED
 from myxtts.throughput.model import LETTERS, QueueDepths
 from myxtts.throughput.planner import Prediction, StageProfile
+from myxtts.training.run_copy import fetch_run
 from myxtts.training.runs import RunFolder, TrainedRun
 
 # They take some seconds with a large model.
@@ -64,7 +65,9 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             " one machine. Give all workers the same placement with --data-gpu, --model-gpu or"
             " --model-gpus."
         )
-    RunFolder(local_path(config.run.runs_dir, config.run.run)).check_not_existing(config.run.resume)
+    folder = RunFolder(local_path(config.run.runs_dir, config.run.run))
+    fetch_run(config.run, folder)
+    folder.check_not_existing(config.run.resume)
     gpus = config.placement.simulate_gpus
     if not gpus:
         # Imports TensorFlow, which takes seconds.

@@ -37,19 +37,11 @@ log = logging.getLogger(__name__)
 def run_copy(
     config: RunConfig, folder: RunFolder, cluster: Cluster | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Bring a run that resumes to this machine, and yield what copies its files to the store, for
-    the chief alone, which also does so at the end. Does nothing if --runs-dir is no URL.
-
-    Raises ConfigError if the store has a run of that name, unless it resumes, and DataError if the
-    store cannot be used.
+    """Fetch a run, and yield what copies its files to the store, for the chief alone, which also
+    does so at the end. Does nothing if --runs-dir is no URL. Raises what `fetch_run` does.
     """
-    if not is_url(config.runs_dir):
-        yield lambda: None
-        return
-    copy = RunCopy(f"{config.runs_dir.rstrip('/')}/{config.run}", folder)
-    with files.locked_file(folder.path.with_name(f".{config.run}.fetch")):
-        copy.fetch(config.resume)
-    if cluster is not None and not cluster.is_chief:
+    copy = fetch_run(config, folder)
+    if copy is None or (cluster is not None and not cluster.is_chief):
         yield lambda: None
         return
     log.info("run copy       %s, of the folder %s", copy.url, folder.path)
@@ -60,6 +52,20 @@ def run_copy(
             copy.update()
         raise
     copy.update()
+
+
+def fetch_run(config: RunConfig, folder: RunFolder) -> "RunCopy | None":
+    """Bring a run that resumes to this machine; None if --runs-dir is no URL.
+
+    Raises ConfigError if the store has a run of that name, unless it resumes, and DataError if the
+    store cannot be used.
+    """
+    if not is_url(config.runs_dir):
+        return None
+    copy = RunCopy(f"{config.runs_dir.rstrip('/')}/{config.run}", folder)
+    with files.locked_file(folder.path.with_name(f".{config.run}.fetch")):
+        copy.fetch(config.resume)
+    return copy
 
 
 class RunCopy:

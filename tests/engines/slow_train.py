@@ -1,4 +1,4 @@
-"""train_main.py whose steps take STEP_S seconds longer, until a stop is requested or Slurm restarts
+"""Train a toy whose steps take STEP_S seconds longer, until a stop is requested or Slurm restarts
 the job.
 """
 
@@ -6,7 +6,8 @@ import os
 import sys
 import time
 
-from myxtts.commands.console import report_errors
+from fakes.toy_models import toy_models
+from myxtts.commands.console import filter_stderr, report_errors, set_environment
 from myxtts.commands.train import parse, run
 
 
@@ -26,4 +27,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(report_errors(main))
+    set_environment()
+    filter_stderr()
+    with toy_models():
+        sys.exit(report_errors(main))

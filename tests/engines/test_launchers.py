@@ -7,17 +7,11 @@ import subprocess
 import sys
 import unittest
 
-from tests.engines.runs import ROOT, losses
+from tests.engines.runs import ROOT, STEPS, TOY, losses
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import write_corpus
 
 PACKAGES = {"torchrun": "python3-torch", "mpirun": "openmpi-bin"}
-PROGRAM = ("-m", "tests.engines.toy_train")
-STEPS = 6
-FLAGS = (
-    "--text-frontend characters --model-size tiny --batch-size 2 --reference-seconds 0.5"
-    f" --max-steps {STEPS} --log-every 1 --validate-every 0 --sample-every 0"
-)
 
 
 def install(program: str) -> None:
@@ -39,10 +33,8 @@ class LauncherTest(unittest.TestCase):
     def train(cls, run: str, *launcher: str) -> dict[int, float]:
         """Return the losses of a run that a launcher starts, by step."""
         corpus = ("--train-data", str(cls.folder / "corpus/corpus.csv"))
-        flags = (*FLAGS.split(), *corpus, "--runs-dir", str(cls.folder), "--run", run)
-        done = subprocess.run(
-            (*launcher, *PROGRAM, *flags), cwd=ROOT, capture_output=True, text=True
-        )
+        flags = (*corpus, "--runs-dir", str(cls.folder), "--run", run)
+        done = subprocess.run((*launcher, *TOY, *flags), cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         # The other worker writes its own metrics.
         assert (cls.folder / run / "worker-1" / "metrics.jsonl").exists(), done.stdout

@@ -9,9 +9,10 @@ import time
 import unittest
 from pathlib import Path
 
-from tests.engines.runs import FLAGS, STEPS, losses, make_corpus, train_by_tf_config
+from tests.engines.runs import STEPS, TOY, TOY_FLAGS, losses, train_by_tf_config
 from tests.engines.slurm import slurm
 from tests.fixtures import entered, temporary_folder
+from tests.sine_corpus import write_corpus
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "slurm.sh"
@@ -79,14 +80,16 @@ class TrainingTest(SlurmCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        make_corpus(cls.folder / "corpus")
-        cls.flags = ("--runs-dir", str(cls.folder), "--train-data", str(cls.folder / "corpus"))
-        train_by_tf_config(*cls.flags, "--run", "expected", logs=cls.folder / "logs")
+        write_corpus(cls.folder / "corpus", [0.5] * 24)
+        corpus = str(cls.folder / "corpus" / "corpus.csv")
+        cls.flags = ("--runs-dir", str(cls.folder), "--train-data", corpus)
+        logs = cls.folder / "logs"
+        train_by_tf_config(*cls.flags, "--run", "expected", logs=logs, program=TOY)
         cls.expected = losses(cls.folder / "expected")
 
     def submit(self, run: str, options: str, step_s: float) -> str:
         environ = self.program(PYTHON.format(python=sys.executable)) | {"STEP_S": str(step_s)}
-        flags = (*self.flags, *FLAGS, "--run", run)
+        flags = (*self.flags, *TOY_FLAGS, "--run", run)
         return self.sbatch(environ, f"{options} --output={self.folder}/{run}-%a.log", *flags)
 
     def test_jobs_of_an_array_train_at_once_on_a_node_and_one_survives_the_loss_of_a_task(self):

@@ -330,9 +330,15 @@ class PitchHead(CompositeLayer):
     def estimate(self, mel):
         """Return F0 in Hz [B, T], also where unvoiced, P(voiced) [B, T] and phasor [B, T, 2]."""
         logits, voicing, phasor = self(mel)
-        distance = np.arange(PITCH_BINS) - tf.argmax(logits, axis=2)[:, :, None]
+        likeliest = tf.argmax(logits, axis=2)
+        distance = np.arange(PITCH_BINS) - likeliest[:, :, None]
         near = tf.nn.softmax(tf.where(tf.abs(distance) <= PITCH_NEIGHBOURS, logits, -1e9))
-        return tf.exp(sum_over(near * pitch_centres(), 2)), tf.sigmoid(voicing), phasor
+        # Relative to the likeliest bin, and in float64: the phase of the highest harmonic has an
+        # error of 100 times that of the integrated F0.
+        width = pitch_centres()[1] - pitch_centres()[0]
+        log_ratio = tf.cast(sum_over(near * (tf.cast(distance, tf.float32) * width), 2), tf.float64)
+        hz = tf.gather(np.exp(pitch_centres().astype(np.float64)), likeliest) * tf.exp(log_ratio)
+        return tf.cast(hz, tf.float32), tf.sigmoid(voicing), phasor
 
     def losses_of(self, mel, f0_hz, pulse_phasor):
         """Return the losses of pitch, voicing and phase, float32 [B] each.

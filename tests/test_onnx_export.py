@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
-from myxtts.synthesis import onnx_export, piper, portable_graph
-from myxtts.synthesis.portable_graph import Complex
+from myxtts.synthesis import onnx_export, onnx_functions, piper
+from myxtts.synthesis.onnx_functions import Complex
 from myxtts.synthesis.synthesizer import fade_ends, reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.runs import TrainedRun
@@ -58,18 +58,18 @@ class PortableOperationsTest(unittest.TestCase):
         for samples in (512, 1024):
             frames = random.normal(size=[2, 3, samples]).astype(np.float32)
             expected = tf.signal.rfft(frames)
-            spectrum = portable_graph.real_transform(tf.constant(frames))
+            spectrum = onnx_functions.real_transform(tf.constant(frames))
             np.testing.assert_allclose(spectrum.real, tf.math.real(expected), atol=1e-4)
             np.testing.assert_allclose(spectrum.imag, tf.math.imag(expected), atol=1e-4)
             # Also where the first and last bins are no real numbers.
             parts = random.normal(size=[2, 2, 3, samples // 2 + 1]).astype(np.float32)
-            inverse = portable_graph.inverse_real_transform(Complex(*map(tf.constant, parts)))
+            inverse = onnx_functions.inverse_real_transform(Complex(*map(tf.constant, parts)))
             expected = tf.signal.irfft(tf.complex(*parts))
             np.testing.assert_allclose(inverse, expected, atol=1e-5)
 
     def test_normal_numbers_are_those_of_tensorflow(self):
         for seed, shape in (([0, 0], [5, 80]), ([7, 3], [33])):
-            numbers = portable_graph.normal_numbers(tf.constant(shape), tf.constant(seed))
+            numbers = onnx_functions.normal_numbers(tf.constant(shape), tf.constant(seed))
             expected = tf.random.stateless_normal(shape, seed)
             np.testing.assert_allclose(numbers, expected, atol=1e-5)
 

@@ -1,6 +1,6 @@
 """Export as ONNX: a voice with its vocoder as `piper` describes, or a vocoder alone.
 
-The graph has no complex numbers and needs no further input: see `portable_graph`.
+The graph has no complex numbers and needs no further input: see `onnx_graph`.
 """
 
 import time
@@ -22,7 +22,6 @@ from myxtts.files import write_json, write_whole
 from myxtts.models.xtts import XTTS, SpeakerCondition
 from myxtts.synthesis import piper
 from myxtts.synthesis.onnx_graph import OPSET, onnx_graph
-from myxtts.synthesis.portable_graph import portable_function
 from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.espeak import voice_of
@@ -292,8 +291,7 @@ def write_models(graph: Graph, folder: Path, name: str, document: dict[str, Any]
     def write_float32(model, _: Collection[str], path: Path) -> None:
         onnx.save(model, path)
 
-    portable = portable_function(graph.traced).get_concrete_function()
-    model = onnx_graph(portable, name, graph.output, graph.metadata)
+    model = onnx_graph(graph.traced, name, graph.output, graph.metadata)
     expected = graph.traced(*map(tf.constant, graph.example.values()))
     if graph.vocoder:
         model = with_vocoder(model, graph.vocoder)

@@ -1,14 +1,20 @@
-"""A portable TensorFlow graph as ONNX: for each operation one of ONNX, or a few.
+"""A traced TensorFlow function as ONNX: for each operation one of ONNX, or a few.
 
-int32 becomes int64, in which ONNX has shapes and indices. See `portable_graph` for what remains.
+What depends on no input is computed once, now, and variables are constants. Operations that ONNX
+lacks are replaced by functions of `onnx_functions`. int32 becomes int64, in which ONNX has shapes
+and indices.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from myxtts.synthesis import onnx_functions
+from myxtts.synthesis.onnx_functions import Complex
 
 OPSET, IR_VERSION = 18, 8  # the first with bitwise operations
 MAX_INT64 = np.iinfo(np.int64).max
@@ -23,6 +29,20 @@ _SAME = {
     **{"LogicalOr": "Or", "LogicalNot": "Not", "SelectV2": "Where", "BroadcastTo": "Expand"},
     **{"GatherNd": "GatherND", "FloorMod": "Mod"},
 }
+_UNCHANGED = {"Identity", "IdentityN", "StopGradient", "PreventGradient"}
+_REPLACED: dict[str, Callable] = {
+    "Conv2D": onnx_functions.convolution,
+    "RFFT": lambda frames, length: onnx_functions.real_transform(frames),
+    "IRFFT": lambda spectrum, length: onnx_functions.inverse_real_transform(spectrum),
+    "StatelessRandomNormal": onnx_functions.normal_numbers,
+    "UpperBound": onnx_functions.upper_bound,
+    "Erfc": lambda x: 1.0 - tf.math.erf(x),
+    "ComplexAbs": lambda x: tf.sqrt(x.real * x.real + x.imag * x.imag),
+}
+_COMPLEX: dict[str, Callable] = {
+    "Mul": onnx_functions.complex_product,
+    "RealDiv": onnx_functions.complex_quotient,
+}
 _REDUCTIONS = {name: f"Reduce{name}" for name in "Mean Sum Max Min Prod".split()}
 
 
@@ -31,16 +51,13 @@ def onnx_graph(traced, name: str, output: str, metadata: dict[str, str]):
     from onnx import helper
 
     builder = _Builder()
-    for tensor in traced.inputs:
-        builder.names[tensor.ref()] = tensor.op.name
-    for operation in traced.graph.get_operations():
-        if operation.type not in ("Placeholder", "NoOp"):
-            builder.translate(operation)
-    result = traced.outputs[0]
-    builder.nodes.append(helper.make_node("Identity", [builder.names[result.ref()]], [output]))
+    tensors = _inputs_of(traced)
+    (result,) = builder.function(traced, [tensor.op.name for tensor in tensors])
+    builder.nodes.append(helper.make_node("Identity", [result], [output]))
     nodes, initializers = builder.needed_for(output)
-    inputs = [_value_info(tensor.op.name, tensor) for tensor in traced.inputs]
-    graph = helper.make_graph(nodes, name, inputs, [_value_info(output, result)], initializers)
+    inputs = [_value_info(tensor.op.name, tensor) for tensor in tensors]
+    outputs = [_value_info(output, traced.outputs[0])]
+    graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
     imports = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
     model.producer_name = "myxtts"
@@ -62,24 +79,80 @@ def _kind(dtype: tf.DType) -> int:
     return helper.np_dtype_to_tensor_dtype(np.dtype(np.int64) if dtype == tf.int32 else numpy_type)
 
 
+def _inputs_of(traced) -> list[tf.Tensor]:
+    captured = {x.ref() for x in traced.graph.internal_captures}
+    return [x for x in traced.inputs if x.ref() not in captured]
+
+
+def _known_values(traced) -> dict[Any, np.ndarray]:
+    """Return the values that operations take, or the function returns, and no input changes."""
+    changing = {x.ref() for x in _inputs_of(traced)}
+    taken = {x.ref() for x in traced.outputs}
+    for operation in traced.graph.get_operations():
+        if changing.intersection(x.ref() for x in operation.inputs):
+            changing.update(x.ref() for x in operation.outputs)
+            taken.update(x.ref() for x in operation.inputs)
+    variables = {id(variable.handle): variable.numpy() for variable in traced.variables}
+    captured = zip(traced.graph.internal_captures, traced.captured_inputs, strict=True)
+    handles = {inner.ref(): variables.get(id(outer)) for inner, outer in captured}
+    given = {
+        operation.outputs[0].name: handles[operation.inputs[0].ref()]
+        for operation in traced.graph.get_operations()
+        if operation.type == "ReadVariableOp"
+    }
+    known = [x.deref() for x in taken - changing]
+    options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    with tf.compat.v1.Session(graph=traced.graph, config=options) as session:
+        values = session.run(known, given)
+    return {x.ref(): value for x, value in zip(known, values, strict=True)}
+
+
 class _Builder:
-    """Nodes and constants of a graph, and the names of TensorFlow's tensors in it."""
+    """Nodes and constants of a graph.
+
+    A tensor of TensorFlow is the name of a tensor in it, a Complex of two, or an array.
+    """
 
     def __init__(self):
-        self.names: dict[Any, str] = {}
         self.nodes: list[Any] = []
         self._constants: dict[str, np.ndarray] = {}
         self._known: dict[Any, str] = {}
         # The scalars of vectors that are made of them, since slices need them one by one.
         self._scalars: dict[str, Sequence[str]] = {}
 
-    def translate(self, operation: tf.Operation) -> None:
-        inputs = [self.names[tensor.ref()] for tensor in operation.inputs]
+    def function(self, traced, inputs: Sequence[Any]) -> list[Any]:
+        """Translate a function that calls no other one; return its outputs."""
+        values: dict[Any, Any] = {**_known_values(traced)}
+        values.update(zip((x.ref() for x in _inputs_of(traced)), inputs, strict=True))
+        names = dict.fromkeys(x.ref() for x in _inputs_of(traced))
+        for operation in traced.graph.get_operations():
+            if names.keys() & {x.ref() for x in operation.inputs}:
+                results = self.translate(operation, [values[x.ref()] for x in operation.inputs])
+                outputs = [x.ref() for x in operation.outputs]
+                names.update(dict.fromkeys(outputs))
+                values.update(zip(outputs, results, strict=True))
+        return [self.named(values[x.ref()]) for x in traced.outputs]
+
+    def named(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray | np.generic):
+            return value
+        if np.iscomplexobj(value):
+            return Complex(self.constant(value.real), self.constant(value.imag))
+        return self.constant(value)
+
+    def translate(self, operation: tf.Operation, values: list[Any]) -> list[Any]:
         kind = operation.type
+        if kind in _UNCHANGED:
+            return values
+        if replacement := _REPLACED.get(kind):
+            return self.replaced(replacement, operation, values)
+        inputs = [*map(self.named, values)]
+        if any(isinstance(x, Complex) for x in inputs):
+            if replacement := _COMPLEX.get(kind):
+                return self.replaced(replacement, operation, inputs)
+            return [_PARTS[kind](self, *inputs)]
         results: str | list[str]
-        if kind == "Const":
-            results = self.constant(tf.make_ndarray(operation.get_attr("value")))
-        elif kind in _SAME:
+        if kind in _SAME:
             results = self.add(_SAME[kind], *inputs)
         elif kind in _REDUCTIONS:
             axes = self.constant(self.value(inputs[1]).reshape(-1))
@@ -87,9 +160,27 @@ class _Builder:
             results = self.add(_REDUCTIONS[kind], inputs[0], axes, keepdims=keep)
         else:
             results = _OTHER[kind](self, operation, *inputs)
-        results = [results] if isinstance(results, str) else results
-        for tensor, name in zip(operation.outputs, results, strict=True):
-            self.names[tensor.ref()] = name
+        return [results] if isinstance(results, str) else results
+
+    def replaced(self, function: Callable, operation: tf.Operation, values: list[Any]) -> list[Any]:
+        """Trace a function of the inputs of an operation, and translate that; arrays stay so."""
+        if operation.type == "Conv2D":
+            function = partial(function, padding=operation.get_attr("padding"))
+        rest = [i for i, value in enumerate(values) if not isinstance(value, np.ndarray)]
+        specs: list[Any] = []
+        for i in rest:
+            spec = tf.TensorSpec(operation.inputs[i].shape, operation.inputs[i].dtype)
+            if isinstance(values[i], Complex):
+                spec = Complex(*2 * [tf.TensorSpec(spec.shape, tf.float32)])
+            specs.append(spec)
+
+        def call(*tensors):
+            given = dict(zip(rest, tensors, strict=True))
+            return function(*(given.get(i, value) for i, value in enumerate(values)))
+
+        traced = tf.function(call, input_signature=specs, autograph=False).get_concrete_function()
+        results = self.function(traced, tf.nest.flatten([values[i] for i in rest]))
+        return [Complex(*results)] if len(results) == 2 else results
 
     def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """Add a node of one output; return its name."""
@@ -276,7 +367,14 @@ def _squeeze(b: _Builder, operation: tf.Operation, x: str) -> str:
     return b.add("Squeeze", x, b.constant(operation.get_attr("squeeze_dims")))
 
 
+_PARTS: dict[str, Callable] = {  # of complex tensors
+    "Shape": lambda b, x: b.add("Shape", x.real),
+    "Real": lambda b, x: x.real,
+    "Imag": lambda b, x: x.imag,
+    "AddV2": lambda b, *pair: Complex(*(b.add("Add", *parts) for parts in zip(*pair, strict=True))),
+}
 _OTHER: dict[str, Callable] = {
+    "Complex": lambda b, _, *parts: [Complex(*parts)],
     "Pack": _Builder.pack,
     "StridedSlice": _Builder.strided_slice,
     "MatMul": _Builder.product,

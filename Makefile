@@ -86,7 +86,7 @@ $(INSTALLED_GPU): requirements.txt requirements-gpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
 	touch $@
 
-$(INSTALLED): requirements.txt requirements-dev.txt requirements-evaluation.txt
+$(INSTALLED): requirements.txt requirements-dev.txt requirements-evaluation.txt requirements-serve.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
 	touch $@

@@ -13,7 +13,8 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
 from myxtts.synthesis import onnx_export, onnx_functions, piper
 from myxtts.synthesis.onnx_functions import Complex
-from myxtts.synthesis.synthesizer import fade_ends, reference_mel
+from myxtts.synthesis.spoken_text import fade_ends
+from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.runs import TrainedRun
 from tests import onnx_voice

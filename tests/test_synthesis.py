@@ -38,14 +38,8 @@ from myxtts.data.audio_file import read_wave
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.synthesis import speech_file
 from myxtts.synthesis.speech_file import WavStream, sound_file, wav_stream, write_speech
-from myxtts.synthesis.synthesizer import (
-    BATCH_CHUNKS,
-    FADE_S,
-    PAUSES_S,
-    Synthesizer,
-    fade_ends,
-    pause_between,
-)
+from myxtts.synthesis.spoken_text import FADE_S, PAUSES_S, encode_text, fade_ends, pause_between
+from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
 from myxtts.tasks.base import Examples
 from myxtts.tasks.tts import TTSSampler
 from myxtts.text.languages import choose_language
@@ -195,14 +189,17 @@ class UnknownSymbols(Case):
         def symbols_of(text, language, frontend):
             return [] if "①" in text else list(text)
 
-        encode = self.synthesizer._encode
+        def encode(text):
+            table = self.synthesizer._vocabulary.symbols
+            return encode_text(text, "en", self.synthesizer._frontend, table)
+
         with mock.patch("myxtts.text.frontend.symbols_of", symbols_of):
             with self.assertLogs("myxtts", "WARNING") as logs:
-                chunks = encode(f"{self.text}\n①\n{self.text}", "en")
+                chunks = encode(f"{self.text}\n①\n{self.text}")
             self.assertEqual(len(chunks), 2)
             self.assertIn("sentence 2 left out, since nothing in it is spoken: '①'", logs.output[0])
             with self.assertRaisesRegex(DataError, "no letter and no digit"):
-                encode("①", "en")
+                encode("①")
 
     def test_a_text_without_letters_is_an_error(self):
         for text in ("", "  ", "...", "\n* * *\n"):

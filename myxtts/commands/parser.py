@@ -20,6 +20,7 @@ from myxtts.errors import ConfigError
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
+SPEAKERS = "a speaker and a recording of half a second or longer; by default those of the corpus"
 RESUMING = (
     "`--resume --run NAME` without --config and --train-data takes the settings of the run from its"
     " config.yaml."
@@ -186,6 +187,28 @@ def add_columns_flag(parser: CommandParser, corpus: str) -> None:
     meaning = f"columns of a file without a header that {corpus} names, as for `train`"
     columns = SETTINGS["columns"].choices
     add_flag(parser, "--columns", meaning, nargs="+", default=(), choices=columns)
+
+
+def add_references_flag(parser: argparse._ActionsContainer, meaning: str) -> None:
+    several: dict[str, Any] = {"action": "append", "dest": "references", "default": []}
+    add_flag(parser, "--reference", meaning, _speaker_reference, "NAME=FILE", **several)
+
+
+def _speaker_reference(text: str) -> tuple[str, Path]:
+    """Return the name and the path of NAME=FILE."""
+    name, _, path = text.partition("=")
+    if not name or not path:
+        found = f"is {text!r}, but must be NAME=FILE, such as anna=anna.wav."
+        raise argparse.ArgumentTypeError(found)
+    return name, Path(path)
+
+
+def references_of(options: argparse.Namespace) -> dict[str, list[Path]]:
+    """Return the recordings of each speaker of `add_references_flag`."""
+    references: dict[str, list[Path]] = {}
+    for name, path in options.references:
+        references.setdefault(name, []).append(path)
+    return references
 
 
 def add_vocoder_flags(parser: CommandParser) -> None:

@@ -91,7 +91,7 @@ def write_onnx(
         lines = piper.token_lines(document)
         write_whole(folder / "tokens.txt", lines.encode())
     table = write_models(graph, folder, name, document)
-    source = f"step {run.record.step} of {run.path}"
+    source = f"step {run.record.step} of {name}"
     text = README.format(name=name, source=source, speakers=speakers, table=table)
     write_whole(folder / "README.md", text.encode())
 
@@ -110,10 +110,10 @@ def voice_graph(
     network = run.load_network(device, "tts")
     record = run.record
     options = synthesis_options(record.settings.model)
-    row = record.vocabulary.languages.index(language)
+    row, symbols = record.vocabulary.languages.index(language), record.vocabulary.symbols.symbols
     conditions = [speaker_condition(network, mel, row) for mel in speakers.values()]
     condition = SpeakerCondition(*(np.concatenate(part) for part in zip(*conditions, strict=True)))
-    table = piper.player_ids(record.vocabulary.symbols.symbols)
+    table = piper.player_ids(symbols)
     mel_of = piper.mel_function(network, condition, table, options)
     file = vocoder if isinstance(vocoder, OnnxVocoder) else None
 
@@ -126,8 +126,8 @@ def voice_graph(
     signature = piper.voice_signature(len(speakers))
     traced = tf.function(speak, input_signature=signature, autograph=False)
     espeak_voice = voice_of(language)
-    names, frontend = list(speakers), record.settings.data.text_frontend
-    document = piper.voice_document(table, language, espeak_voice, names, frontend)
+    texts = language, espeak_voice, list(speakers), record.frontend, symbols
+    document = piper.voice_document(table, *texts)
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
     ids = np.random.default_rng(0).integers(FIRST_SYMBOL_ID, len(table.is_mark), SPOKEN_IDS)
     example = voice_inputs([BEGIN_ID, *ids.tolist(), END_ID], len(speakers))

@@ -7,6 +7,7 @@ docs/guides/export.md describes inputs and files.
 
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.models.xtts import TEMPERATURE, XTTS, SpeakerCondition, SynthesisOptions
-from myxtts.synthesis.synthesizer import FADE_S
+from myxtts.synthesis.spoken_text import FADE_S, FRONTEND
+from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 
 # Of its players, whatever the voice says. With them, a voice speaks as `myxtts synthesize` does.
@@ -141,10 +143,15 @@ def faded(wave):
 
 
 def voice_document(
-    table: PlayerIds, language: str, espeak_voice: str, speakers: Sequence[str], frontend: str
+    table: PlayerIds,
+    language: str,
+    espeak_voice: str,
+    speakers: Sequence[str],
+    frontend: TextFrontend,
+    symbols: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the JSON that players read beside the graph."""
-    is_text = frontend == "characters"
+    """Return the JSON that players read beside the graph; `serving` also reads FRONTEND of it."""
+    is_text = frontend.kind == "characters"
     kind = "text" if is_text else "espeak"
     rows = {name: row for row, name in enumerate(speakers)}
     ids = {point: [number] for point, number in table.of_point.items()}
@@ -164,6 +171,7 @@ def voice_document(
         "speaker_id_map": rows,
         "hop_length": HOP_SAMPLES,
         "piper_version": "1.0.0",
+        FRONTEND: asdict(frontend) | {"symbols": list(symbols)},
     }
 
 

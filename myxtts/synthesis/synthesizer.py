@@ -17,36 +17,19 @@ from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import REFERENCE, read_recording
-from myxtts.errors import DataError
 from myxtts.models.xtts import SynthesisOptions
+from myxtts.synthesis.spoken_text import Chunk, encode_text, fade_ends, pause_between
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.languages import choose_language
-from myxtts.text.normalisers import unread
-from myxtts.text.sentences import Boundary, empty_text_message, split_text
+from myxtts.text.sentences import Boundary
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.text.times import TimedWord, time_words
 from myxtts.text.words import words_of_text
 from myxtts.training.runs import TrainedRun
 
 BATCH_CHUNKS = 8
-MAX_UNKNOWN_FRACTION = 0.25  # of the symbols of a chunk
-FADE_S = 0.005
-# Total silence between two chunks, including the silence at their own ends. espeak-ng makes 0.15 s
-# at a comma, 0.30 s between sentences and 0.53 s between paragraphs at its default of 175 words per
-# minute; human readers take longer.
-PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0.8}
-SILENCE_LEVEL = 0.01  # of the peak of a wave: -40 dB
 
 log = logging.getLogger(__name__)
-
-
-class _Chunk(NamedTuple):
-    """A part of a text, its symbols that the model knows, and their tokens, int32 [N]."""
-
-    text: str
-    symbols: list[str]
-    tokens: np.ndarray
-    boundary: Boundary
 
 
 class SpokenSentence(NamedTuple):
@@ -159,14 +142,13 @@ class Synthesizer:
     ) -> Iterator[SpokenSentence]:
         """Do the same as `synthesize_sentences`, and yield the times of words with the waves."""
         language = choose_language(language, self._vocabulary.languages)
-        chunks = self._encode(text, language)
-        return self._speak(
-            chunks, self._reference_mel(references), language, options or self.options
-        )
+        chunks = encode_text(text, language, self._frontend, self._vocabulary.symbols)
+        mel = self._reference_mel(references)
+        return self._speak(chunks, mel, language, options or self.options)
 
     def _speak(
         self,
-        chunks: Sequence[_Chunk],
+        chunks: Sequence[Chunk],
         reference: np.ndarray,
         language: str,
         options: SynthesisOptions,
@@ -194,7 +176,7 @@ class Synthesizer:
                 spoken += len(pause) + len(wave)
                 yield SpokenSentence(np.concatenate([pause, wave]), times)
 
-    def _times(self, chunk: _Chunk, language: str, path: np.ndarray, start: int) -> list[TimedWord]:
+    def _times(self, chunk: Chunk, language: str, path: np.ndarray, start: int) -> list[TimedWord]:
         """Return the times of the words of a chunk whose wave begins at a sample."""
         words = words_of_text(chunk.text, language, self._frontend, chunk.symbols)
         # Token 1 is the first symbol, behind that of begin.
@@ -228,39 +210,6 @@ class Synthesizer:
         rows_of_paths = zip(path.numpy(), frames.numpy(), strict=True)
         return waves, [row_path[:length] for row_path, length in rows_of_paths]
 
-    def _encode(self, text: str, language: str) -> list[_Chunk]:
-        """Return the chunks of a text. Unknown symbols are left out, with a warning."""
-        chunks = []
-        sentences_with: dict[str, list[str]] = {}
-        for number, (chunk, boundary) in enumerate(split_text(text), 1):
-            stages = self._frontend.stages(chunk, language)
-            symbols = stages.symbols
-            if self._frontend.kind == "phonemes" and (left := unread(stages.lexicon)):
-                line = "sentence %d: read by espeak-ng in its own way: %s"
-                log.info(line, number, " ".join(left))
-            if not symbols:  # such as ① in English
-                line = "sentence %d left out, since nothing in it is spoken: %r"
-                log.warning(line, number, chunk[:60])
-                continue
-            unknown = self._vocabulary.symbols.unknown(symbols)
-            known = [symbol for symbol in symbols if symbol not in unknown]
-            if len(known) <= (1 - MAX_UNKNOWN_FRACTION) * len(symbols):
-                raise DataError(
-                    f"the training corpus has only {len(known)} of the {len(symbols)} symbols of"
-                    f" sentence {number}, {chunk!r} (unknown: {' '.join(unknown)}). Give a text in"
-                    " a language of the corpus, and name the language with --language."
-                )
-            for symbol in unknown:
-                sentences_with.setdefault(symbol, []).append(str(number))
-            tokens = self._vocabulary.symbols.encode(known)
-            chunks.append(_Chunk(chunk, known, tokens, boundary))
-        if not chunks:
-            raise DataError(empty_text_message(text))
-        for symbol, numbers in sentences_with.items():
-            line = "symbol left out, since the training corpus lacks it: %s (sentence %s)"
-            log.warning(line, symbol, ", ".join(numbers[:5]))
-        return chunks
-
     def _reference_mel(self, references: Sequence[Path]) -> np.ndarray:
         with tf.device(self._device):
             return reference_mel(references, self._data)
@@ -277,30 +226,3 @@ def reference_mel(references: Sequence[Path], data: DataConfig) -> np.ndarray:
         wave = read_recording(reference, *REFERENCE, samples, data.trim)
         mels.append(log_mel(with_loudness(tf.constant(wave[None]), data.loudness))[0].numpy())
     return np.concatenate(mels)
-
-
-def fade_ends(wave: np.ndarray) -> np.ndarray:
-    """Fade the first and the last 5 ms of a wave in and out with a raised cosine."""
-    samples = min(round(FADE_S * SAMPLE_RATE_HZ), len(wave) // 2)
-    if not samples:
-        return np.zeros_like(wave)
-    rise = (0.5 - 0.5 * np.cos(np.pi * np.arange(samples) / samples)).astype(wave.dtype)
-    return np.concatenate(
-        [wave[:samples] * rise, wave[samples:-samples], wave[-samples:] * rise[::-1]]
-    )
-
-
-def pause_between(
-    wave: np.ndarray, boundary: Boundary, following: np.ndarray, speed: float
-) -> np.ndarray:
-    """Return the zeros between two waves: the boundary's pause minus their own silence."""
-    silent = _leading_silence(wave[::-1]) + _leading_silence(following)
-    pause = round(PAUSES_S[boundary] * SAMPLE_RATE_HZ / speed)
-    return np.zeros(max(pause - silent, 0), wave.dtype)
-
-
-def _leading_silence(wave: np.ndarray) -> int:
-    """Return the number of samples before the first audible one; all samples of a silent wave."""
-    level = np.abs(wave)
-    audible = level > SILENCE_LEVEL * level.max(initial=0.0)
-    return int(audible.argmax()) if audible.any() else len(wave)

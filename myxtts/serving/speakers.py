@@ -1,0 +1,192 @@
+"""What a server speaks with: an exported voice, without TensorFlow, or a run."""
+
+import json
+import logging
+import os
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from myxtts.data.audio_file import REFERENCE, check_recording
+from myxtts.errors import CheckpointError, DataError, check_packages
+from myxtts.synthesis.spoken_text import FRONTEND, encode_text, pause_between
+from myxtts.text.frontend import TextFrontend
+from myxtts.text.languages import choose_language
+from myxtts.text.symbols import SymbolTable
+from myxtts.training.checkpoint_files import latest
+from myxtts.training.runs import TrainedRun
+
+log = logging.getLogger(__name__)
+
+
+class Speaker(Protocol):
+    """A voice that a server speaks with.
+
+    Attributes:
+        name: of the run or file.
+        language: of the texts.
+        speakers: names to choose from; the first is the default.
+        takes_reference: whether a recording can be given instead of a name.
+        threads: how many sentences can be spoken at the same time.
+    """
+
+    name: str
+    language: str
+    speakers: Sequence[str]
+    takes_reference: bool
+    threads: int
+
+    def speak(
+        self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yield the wave of each sentence, float32 [samples]; the call raises DataError."""
+        ...
+
+    def refresh(self) -> None:
+        """Take a newer checkpoint, if there is one."""
+        ...
+
+
+def choose_speaker(name: str, speakers: Sequence[str]) -> int:
+    """Return the number of a speaker; the first without a name. Raises DataError."""
+    if name and name not in speakers:
+        raise DataError(f"the voice {name!r} is unknown. Use one of {', '.join(speakers)}.")
+    return speakers.index(name) if name else 0
+
+
+class ExportedSpeaker:
+    """A voice of `myxtts export --format onnx`: its folder, or one of its files; see `Speaker`.
+
+    Raises CheckpointError if it cannot be used, and ConfigError if onnxruntime is missing.
+    """
+
+    takes_reference = False
+
+    def __init__(self, path: Path):
+        check_packages("--model", "onnxruntime")
+        # The shortest name is that of float32.
+        files = [path] if path.is_file() else sorted(path.glob("*.onnx"), key=lambda x: len(x.name))
+        if not files:
+            raise CheckpointError(
+                f"--model {path} has no file *.onnx. Give the folder that `myxtts export --format"
+                " onnx` wrote, or a file in it."
+            )
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        # A sentence takes one core, so that several are spoken at the same time.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        # Else memory grows with each new length of a text.
+        options.enable_mem_pattern = options.enable_cpu_mem_arena = False
+        self.threads, self.name = os.cpu_count() or 1, files[0].stem
+        try:
+            document = json.loads(files[0].with_name(f"{files[0].name}.json").read_text("utf-8"))
+            frontend = document[FRONTEND]
+            self._symbols = SymbolTable(tuple(frontend.pop("symbols")))
+            self._frontend = TextFrontend(**frontend)
+            self._ids = {point: ids[0] for point, ids in document["phoneme_id_map"].items()}
+            self._scales = [*document["inference"].values()]
+            self.language = document["language"]["code"]
+            self.speakers: Sequence[str] = [*document["speaker_id_map"]]
+            self._session = onnxruntime.InferenceSession(
+                files[0], options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime has classes of its own, without a common one
+            raise CheckpointError(
+                f"{files[0]} cannot be used: {error!r}. Export the voice again with this version."
+            ) from error
+
+    def speak(
+        self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
+    ) -> Iterator[np.ndarray]:
+        row = choose_speaker(speaker, self.speakers)
+        if reference is not None:
+            raise DataError("an exported voice has fixed speakers. Leave out the reference.")
+        chunks = encode_text(text, self.language, self._frontend, self._symbols)
+
+        def waves() -> Iterator[np.ndarray]:
+            previous = None
+            for chunk in chunks:
+                wave = self._wave(chunk.symbols, row, speed)
+                pause = wave[:0]
+                if previous is not None:
+                    pause = pause_between(*previous, wave, speed)
+                previous = wave, chunk.boundary
+                yield np.concatenate([pause, wave])
+
+        return waves()
+
+    def _wave(self, symbols: Sequence[str], speaker: int, speed: float) -> np.ndarray:
+        points = unicodedata.normalize("NFD", "".join(symbols))
+        ids = [self._ids[point] for point in f"^{points}$"]
+        noise, length, variety = self._scales
+        inputs = {
+            "input": np.array([ids], np.int64),
+            "input_lengths": np.array([len(ids)], np.int64),
+            "scales": np.array([noise, length / speed, variety], np.float32),
+        }
+        if len(self.speakers) > 1:
+            inputs["sid"] = np.array([speaker], np.int64)
+        return self._session.run(None, inputs)[0].ravel()
+
+    def refresh(self) -> None:
+        """Do nothing: a file has no newer checkpoints."""
+
+
+class RunSpeaker:
+    """A run, which may still train; see `Speaker`.
+
+    Its speakers are those of `references`, or the learned default. Arguments are those of
+    `Synthesizer`; without a checkpoint, the newest is used.
+    """
+
+    takes_reference = True
+    threads = 1
+
+    def __init__(
+        self,
+        run: Path,
+        references: Mapping[str, Sequence[Path]],
+        language: str | None = None,
+        vocoder: str | None = None,
+        checkpoint: str | None = None,
+    ):
+        trained = TrainedRun.open(run)
+        trained.check_task("tts")
+        self.name, self._run = run.name, run
+        self.language = choose_language(language, trained.record.languages)
+        self._references = references or {"default": ()}
+        for recordings in self._references.values():
+            for recording in recordings:
+                check_recording(recording, *REFERENCE)
+        self.speakers: Sequence[str] = [*self._references]
+        self._vocoder, self._fixed, self._checkpoint = vocoder, checkpoint, ""
+        # This and the import in `refresh` load TensorFlow.
+        from myxtts.placement import devices
+
+        self._device = devices.configure_default().routes[0].model
+        self.refresh()
+
+    def speak(
+        self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
+    ) -> Iterator[np.ndarray]:
+        name = self.speakers[choose_speaker(speaker, self.speakers)]
+        references = self._references[name] if reference is None else [reference]
+        options = replace(self._synthesizer.options, speed=speed)
+        return self._synthesizer.synthesize_sentences(text, references, self.language, options)
+
+    def refresh(self) -> None:
+        # Without one, Synthesizer says so.
+        newest = latest(self._run / "checkpoints") or Path()
+        name = self._fixed or newest.name
+        if name == self._checkpoint:
+            return
+        from myxtts.synthesis.synthesizer import Synthesizer
+
+        arguments = self._run, self._device, self._vocoder
+        self._synthesizer = Synthesizer(*arguments, checkpoint=name)
+        self._checkpoint = name

@@ -1,0 +1,99 @@
+"""A text as chunks for a voice, and the waves of chunks as one speech. Without TensorFlow."""
+
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.errors import DataError
+from myxtts.text.frontend import TextFrontend
+from myxtts.text.normalisers import unread
+from myxtts.text.sentences import Boundary, empty_text_message, split_text
+from myxtts.text.symbols import SymbolTable
+
+MAX_UNKNOWN_FRACTION = 0.25  # of the symbols of a chunk
+FADE_S = 0.005
+# Total silence between two chunks, including the silence at their own ends. espeak-ng makes 0.15 s
+# at a comma, 0.30 s between sentences and 0.53 s between paragraphs at its default of 175 words per
+# minute; human readers take longer.
+PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0.8}
+FRONTEND = "myxtts_frontend"  # in the JSON of an exported voice; no player reads it
+SILENCE_LEVEL = 0.01  # of the peak of a wave: -40 dB
+
+log = logging.getLogger(__name__)
+
+
+class Chunk(NamedTuple):
+    """A part of a text, its symbols that the model knows, and their tokens, int32 [N]."""
+
+    text: str
+    symbols: list[str]
+    tokens: np.ndarray
+    boundary: Boundary
+
+
+def encode_text(
+    text: str, language: str, frontend: TextFrontend, table: SymbolTable
+) -> list[Chunk]:
+    """Return the chunks of a text. Unknown symbols are left out, with a warning.
+
+    Raises DataError if nothing can be spoken, or too many symbols are unknown.
+    """
+    chunks = []
+    sentences_with: dict[str, list[str]] = {}
+    for number, (chunk, boundary) in enumerate(split_text(text), 1):
+        stages = frontend.stages(chunk, language)
+        symbols = stages.symbols
+        if frontend.kind == "phonemes" and (left := unread(stages.lexicon)):
+            line = "sentence %d: read by espeak-ng in its own way: %s"
+            log.info(line, number, " ".join(left))
+        if not symbols:  # such as ① in English
+            line = "sentence %d left out, since nothing in it is spoken: %r"
+            log.warning(line, number, chunk[:60])
+            continue
+        unknown = table.unknown(symbols)
+        known = [symbol for symbol in symbols if symbol not in unknown]
+        if len(known) <= (1 - MAX_UNKNOWN_FRACTION) * len(symbols):
+            raise DataError(
+                f"the training corpus has only {len(known)} of the {len(symbols)} symbols of"
+                f" sentence {number}, {chunk!r} (unknown: {' '.join(unknown)}). Give a text in"
+                " a language of the corpus, and name the language with --language."
+            )
+        for symbol in unknown:
+            sentences_with.setdefault(symbol, []).append(str(number))
+        tokens = table.encode(known)
+        chunks.append(Chunk(chunk, known, tokens, boundary))
+    if not chunks:
+        raise DataError(empty_text_message(text))
+    for symbol, numbers in sentences_with.items():
+        line = "symbol left out, since the training corpus lacks it: %s (sentence %s)"
+        log.warning(line, symbol, ", ".join(numbers[:5]))
+    return chunks
+
+
+def fade_ends(wave: np.ndarray) -> np.ndarray:
+    """Fade the first and the last 5 ms of a wave in and out with a raised cosine."""
+    samples = min(round(FADE_S * SAMPLE_RATE_HZ), len(wave) // 2)
+    if not samples:
+        return np.zeros_like(wave)
+    rise = (0.5 - 0.5 * np.cos(np.pi * np.arange(samples) / samples)).astype(wave.dtype)
+    return np.concatenate(
+        [wave[:samples] * rise, wave[samples:-samples], wave[-samples:] * rise[::-1]]
+    )
+
+
+def pause_between(
+    wave: np.ndarray, boundary: Boundary, following: np.ndarray, speed: float
+) -> np.ndarray:
+    """Return the zeros between two waves: the boundary's pause minus their own silence."""
+    silent = _leading_silence(wave[::-1]) + _leading_silence(following)
+    pause = round(PAUSES_S[boundary] * SAMPLE_RATE_HZ / speed)
+    return np.zeros(max(pause - silent, 0), wave.dtype)
+
+
+def _leading_silence(wave: np.ndarray) -> int:
+    """Return the number of samples before the first audible one; all samples of a silent wave."""
+    level = np.abs(wave)
+    audible = level > SILENCE_LEVEL * level.max(initial=0.0)
+    return int(audible.argmax()) if audible.any() else len(wave)

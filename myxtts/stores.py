@@ -96,7 +96,8 @@ class Store:
         seconds = {"timeout": REQUEST_S, "connect_timeout": CONNECT_S}
         client: Any = {name: timedelta(seconds=value) for name, value in seconds.items()}
         # Servers on the own network often have no certificate; the user has named this one.
-        client["allow_http"] = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        client["allow_http"] = endpoint.startswith("http:") or base.startswith("http:")
         retry: Any = {"max_retries": 1000, "retry_timeout": timedelta(seconds=RETRY_S)}
         with self.explained():
             self._files: Any = (

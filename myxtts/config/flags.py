@@ -30,7 +30,8 @@ export=utilities/export_model launch=utilities/launch_workers jobs=utilities/tra
 merge=utilities/merge_checkpoints shard=utilities/split_dataset corpus=utilities/make_demo_corpus
 text=utilities/text_stages align=utilities/align_corpus inspect=utilities/inspect_corpus
 pack=utilities/pack_corpus serve-data=utilities/data_service
-voice=utilities/make_voice serve=utilities/serve_voice check-distributed=utilities/check_distributed
+voice=utilities/make_voice serve=utilities/serve_voice publish=utilities/publish_voice
+check-distributed=utilities/check_distributed
 """
 SCRIPTS = {name: f"{path}.py" for name, path in (pair.split("=") for pair in _SCRIPTS.split())}
 """The scripts of a checkout, by the name of their command."""

@@ -23,7 +23,8 @@ from myxtts.stores import is_url, local_path, open_store
 
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
-URLS = ("data_service", "train_data", "val_data", "runs_dir")  # settings that may be URLs
+# Settings that may be URLs.
+URLS = ("data_service", "train_data", "val_data", "runs_dir", "init_from")
 DEFAULTS = "defaults"  # key of the files that a file builds on
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"

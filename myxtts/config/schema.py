@@ -432,7 +432,8 @@ class TrainingConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31), FIXED, IN_SHARDS, IN_ALL_JOBS] = 0
     """Seed of all randomness: initial weights, order of the utterances, dropout."""
     init_from: Annotated[str | None, FIXED, PER_MACHINE, IN_ALL_JOBS] = None
-    """Folder of a run whose weights initialise this one; new symbols and languages get rows."""
+    """Folder of a run, or URL of a published one, whose weights initialise this one; new symbols
+    and languages get rows."""
     # Fixed, because a checkpoint holds moments and averages of the trained weights only.
     freeze: Annotated[tuple[Component, ...], FIXED, IN_ALL_JOBS] = ()
     """Parts of the network to freeze: four of `tts`, then three of `asr` and two of `vocoder`."""

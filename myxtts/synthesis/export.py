@@ -68,9 +68,7 @@ def export_run(
     only when it is complete. Speakers by name and the language are those of an ONNX voice. The
     other arguments are those of `Synthesizer`.
     """
-    if out.exists() or out.is_symlink():
-        raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
-    check_writable("--out", out)
+    check_new_folder(out)
     trained = TrainedRun.open(run, checkpoint)
     choice = None
     if trained.task != "vocoder":
@@ -89,7 +87,7 @@ def export_run(
     device = placement.routes[0].model
     with tf.device(device):
         if form == "onnx":
-            with _complete(out) as folder:
+            with complete_folder(out) as folder:
                 write_onnx(trained, choice, folder, device, references or {}, language)
         elif choice is None:
             write_export(vocoder_export(trained, device), out)
@@ -122,8 +120,15 @@ def vocoder_export(run: TrainedRun, device: str) -> Export:
     return Export(module, signatures, vocoder_metadata(run.record, vocoder))
 
 
+def check_new_folder(out: Path) -> None:
+    """Raise ConfigError if the folder of --out exists or cannot be made."""
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"--out {out} exists already. Give another folder, or remove this one.")
+    check_writable("--out", out)
+
+
 @contextmanager
-def _complete(out: Path) -> Iterator[Path]:
+def complete_folder(out: Path) -> Iterator[Path]:
     """Yield a path for a folder, which becomes `out` if the block ends without an error."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
         partial = Path(temporary) / out.name
@@ -134,7 +139,7 @@ def _complete(out: Path) -> Iterator[Path]:
 
 def write_export(export: Export, out: Path) -> None:
     """Write a SavedModel and its metadata.json."""
-    with _complete(out) as folder:
+    with complete_folder(out) as folder:
         tf.saved_model.save(export.module, str(folder), export.signatures)
         write_json(folder / "metadata.json", export.document)
 

@@ -45,6 +45,7 @@ from myxtts.training.checkpoint_files import (
     latest,
     list_checkpoints,
 )
+from myxtts.training.published import local_run
 
 if TYPE_CHECKING:
     import keras
@@ -424,7 +425,7 @@ def with_inherited_settings(config: Config) -> Config:
     if config.teacher.teacher is not None:
         config = apply_teacher_settings(config, TrainedRun.open(Path(config.teacher.teacher)))
     if config.training.init_from is not None:
-        config = inherit_settings(config, TrainedRun.open(Path(config.training.init_from)))
+        config = inherit_settings(config, TrainedRun.open(local_run(config.training.init_from)))
     return config
 
 

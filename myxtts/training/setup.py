@@ -41,6 +41,7 @@ from myxtts.training import checkpoint_files, runs, schedule
 from myxtts.training.checkpoint_files import Ancestor, Record, digest_of
 from myxtts.training.checkpoints import restore
 from myxtts.training.memory import MemoryForecast, check_memory, forecast_memory
+from myxtts.training.published import local_run
 from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.schedule import Schedule
 from myxtts.training.state import TrainingState, make_optimizers
@@ -122,7 +123,7 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
     pretrained = None
     if config.training.init_from is not None:
         if resumed is None:
-            pretrained = read_pretrained(Path(config.training.init_from), folder.path)
+            pretrained = read_pretrained(local_run(config.training.init_from), folder.path)
         source = pretrained.run if pretrained else resumed
         assert source is not None
         config = runs.inherit_settings(config, source)

@@ -1,0 +1,49 @@
+"""Runs of others, published in a folder or at a URL, as --init-from takes them."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+from myxtts.errors import DataError
+from myxtts.files import cache_folder, locked_file, new_folder
+from myxtts.stores import is_url, open_store
+
+CHECKSUMS = "SHA256SUMS"
+NEEDED = ("checkpoints/", "config.yaml")
+
+log = logging.getLogger(__name__)
+
+
+def local_run(source: str) -> Path:
+    """Return the folder of a run that is named by its folder or by the URL of a published one.
+
+    What is at a URL is copied to the user's cache, and its files are those that its checksums name.
+    After the URL, #sha256=… is that of the file of checksums. Raises DataError if one differs, or
+    the URL cannot be used.
+    """
+    if not is_url(source):
+        return Path(source)
+    url, _, expected = source.partition("#sha256=")
+    store = open_store(url.rstrip("/"))
+    folder = cache_folder() / "published" / hashlib.sha256(source.encode()).hexdigest()[:32]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked_file(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with new_folder(folder) as partial:
+                sums = store.fetch(CHECKSUMS, partial / CHECKSUMS)
+                _check(source, sums, expected)
+                for line in sums.read_text("utf-8").splitlines():
+                    digest, _, name = line.partition("  ")
+                    if name.startswith(NEEDED) and ".." not in name:
+                        _check(source, store.fetch(name, partial / name), digest)
+            log.info("fetched        %s to %s", url, folder)
+    return folder
+
+
+def _check(source: str, path: Path, expected: str) -> None:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if expected and digest != expected:
+        raise DataError(
+            f"{path.name} of {source} has the SHA-256 {digest}, but must have {expected}. Ask for"
+            " an undamaged copy, or correct the checksum."
+        )

@@ -1,0 +1,91 @@
+"""A published voice: a run without what is private, that others start from by its URL."""
+
+import os
+import unittest
+from unittest import mock
+
+import numpy as np
+
+from myxtts.config.schema import Config
+from myxtts.errors import DataError
+from myxtts.serving import publish
+from myxtts.training.published import CHECKSUMS, local_run
+from myxtts.training.runs import TrainedRun, VocoderChoice
+from tests.fixtures import entered, make_record, temporary_folder
+from tests.tiny import build_model, save_checkpoint, training_state
+
+LETTERS = tuple("abcdefghij")
+
+
+class FakeSpeaker:
+    """The speaker of an exported voice that hums."""
+
+    language, speakers = "en", ("low", "high")
+
+    def __init__(self, folder):
+        self.name = folder.name
+
+    def speak(self, text, name):
+        return iter([np.zeros(1000, np.float32)] * 2)
+
+
+class PublishTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        settings = Config(model={"model_size": "tiny"}, data={"train_data": "/home/me/corpus"})
+        names = {"symbols": LETTERS, "languages": ("en", "ka"), "speakers": ("Nino",)}
+        record, state = make_record(settings=settings, **names), training_state(build_model())
+        save_checkpoint(cls.folder / "run", record, state)
+        (cls.folder / "run/run.json").write_text('{"commit": "abc", "utterances": 7}')
+        make = mock.Mock(side_effect=lambda run, out, *_, **__: out.mkdir())
+        exported = mock.patch.object(publish, "export_run", make)
+        choice = mock.patch.object(TrainedRun, "select_vocoder", return_value=VocoderChoice())
+        speaker = mock.patch.object(publish, "ExportedSpeaker", FakeSpeaker)
+        cls.out = cls.folder / "out"
+        with exported, choice, speaker:
+            publish.publish_run(cls.folder / "run", cls.out, ["Hello."])
+
+    def setUp(self):
+        cache = temporary_folder(self.addCleanup)
+        entered(self.addCleanup, mock.patch.dict(os.environ, XDG_CACHE_HOME=str(cache)))
+
+    def test_weights_are_those_of_the_run(self):
+        run, published = TrainedRun.open(self.folder / "run"), TrainedRun.open(self.out)
+        np.testing.assert_equal(published.weights(), run.weights())
+        self.assertEqual(published.checkpoint.groups, [run.record.weights_group])
+
+    def test_nothing_private_is_in_it(self):
+        for path in self.out.rglob("*"):
+            if path.is_file():
+                content = path.read_bytes()
+                self.assertNotIn(b"/home/me", content, path)
+                self.assertNotIn(b"Nino", content, path)
+
+    def test_the_card_has_facts_and_what_to_fill_in(self):
+        card = (self.out / "README.md").read_text("utf-8")
+        for part in ("**Consent**: FILL IN", "MyXTTS abc", "`corpus` of 7 utterances"):
+            self.assertIn(part, card)
+        self.assertIn("(samples/1-high.wav)", card)
+
+    def test_a_url_is_fetched_once_and_checked(self):
+        url = f"file://{self.out}"
+        fetched = local_run(url)
+        weights, expected = (TrainedRun.open(run).weights() for run in (fetched, self.out))
+        np.testing.assert_equal(weights, expected)
+        self.assertFalse((fetched / "samples").exists())
+        self.assertEqual(local_run(url), fetched)
+        with self.assertRaisesRegex(DataError, f"{CHECKSUMS} of .* must have 00"):
+            local_run(f"{url}#sha256=00")
+
+    def test_a_changed_file_is_an_error(self):
+        sums = self.out / CHECKSUMS
+        content = sums.read_text()
+        self.addCleanup(sums.write_text, content)
+        changed = [line for line in content.splitlines() if "config.yaml" in line]
+        sums.write_text(content.replace(changed[0][:8], "00000000"))
+        with self.assertRaisesRegex(DataError, "config.yaml of .* must have 00000000"):
+            local_run(f"file://{self.out}")
+
+    def test_a_folder_is_taken_as_it_is(self):
+        self.assertEqual(local_run("runs/a").as_posix(), "runs/a")

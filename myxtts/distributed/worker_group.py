@@ -96,7 +96,7 @@ def worker_group(
 def worker_strategy(
     cluster: Cluster, gpus: int, workers: WorkersConfig
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Return the strategy: all-reduce is a ring over gRPC on CPUs, and NCCL on GPUs."""
+    """Return the strategy: all-reduce is NCCL on GPUs that have it, else a ring over gRPC."""
     if tf_internals.has_started():
         raise PlacementError(
             f"{cluster.name()} cannot join the other workers: TensorFlow has already started. "
@@ -114,7 +114,7 @@ def worker_strategy(
     )
     implementations = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=implementations.NCCL if gpus else implementations.RING
+        implementation=implementations.NCCL if gpus and has_nccl() else implementations.RING
     )
     # TensorFlow replaces the handler by one that ignores the signal.
     sigterm_handler = signal.getsignal(signal.SIGTERM)
@@ -122,6 +122,13 @@ def worker_strategy(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm_handler)
     return strategy
+
+
+def has_nccl() -> bool:
+    """Return whether NCCL sums over GPUs here: those of a plug-in of TensorFlow are not CUDA's."""
+    gpus = tf.config.list_physical_devices("GPU")
+    details = map(tf.config.experimental.get_device_details, gpus)
+    return all("compute_capability" in of_gpu for of_gpu in details)
 
 
 def _restrict_to_machine(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from myxtts.config.schema import WorkersConfig
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import TIMEOUTS, worker_group
+from myxtts.distributed.worker_group import TIMEOUTS, has_nccl, worker_group
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route
 
@@ -105,7 +105,7 @@ def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
     # Simulated GPUs share host memory: TensorFlow's collectives would be no faster there, and would
     # allow only one strategy per process, as all strategies number their collectives from the same
     # start.
-    if models[0].startswith("/CPU"):
+    if models[0].startswith("/CPU") or not has_nccl():
         reduction = tf.distribute.ReductionToOneDevice()
     strategy = tf.distribute.MirroredStrategy(models, cross_device_ops=reduction)
     return Replicas(strategy, routes, observer=observer)

@@ -74,7 +74,6 @@ class Recorded:
     @contextlib.contextmanager
     def _recording(self):
         call, evaluate, make = Step.__call__, Validation.evaluate, TrainingSetup.training_pipeline
-        mirrored = tf.distribute.MirroredStrategy
 
         def recorded_call(step, microbatches, number, rates, stop):
             taken = list(microbatches)
@@ -93,11 +92,6 @@ class Recorded:
             self.tensors[0] |= controls | {"outcome": outcome}
             return outcome
 
-        def strategy(devices, cross_device_ops):
-            """Return the strategy with a reduction that needs no NCCL."""
-            assert cross_device_ops is None
-            return mirrored(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-
         def recorded_evaluate(validation, *arguments):
             self.observers.append(validation._device)
             return evaluate(validation, *arguments)
@@ -109,7 +103,6 @@ class Recorded:
 
         with (
             toy_models(),
-            mock.patch.object(tf.distribute, "MirroredStrategy", strategy),
             mock.patch.object(Step, "__call__", recorded_call),
             mock.patch.object(Validation, "evaluate", recorded_evaluate),
             mock.patch.object(TrainingSetup, "training_pipeline", recorded_pipeline),

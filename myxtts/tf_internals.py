@@ -49,6 +49,13 @@ def reuse_freed_memory() -> None:
             library.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
 
 
+def has_cuda_gpus() -> bool:
+    """Whether all GPUs, if any, are CUDA's; those of plug-ins have no driver and no NCCL."""
+    gpus = tf.config.list_physical_devices("GPU")
+    details = map(tf.config.experimental.get_device_details, gpus)
+    return all("compute_capability" in of_gpu for of_gpu in details)
+
+
 def device_type_in_scope() -> str:
     """Return "GPU" or "CPU": where operations run that are created, traced or executed now.
 

@@ -10,7 +10,8 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 import tensorflow as tf
 
-from myxtts.config.schema import PlacementConfig
+from myxtts import tf_internals
+from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.preflight import prerequisites
@@ -97,6 +98,21 @@ class GpuSoftware(unittest.TestCase):
         self.assertIn('pip install "nvidia-cudnn-cu12>=9.24,<10"', check.to_do)
         requirements = (ROOT / "requirements-gpu.txt").read_text(encoding="utf-8")
         self.assertIn(f"nvidia-cudnn-cu12{prerequisites.CUDNN_REQUIREMENT}", requirements)
+
+    def test_gpus_of_a_plug_in_need_neither_a_driver_nor_nccl(self):
+        on_gpu_0 = Config(placement=PlacementConfig(data_gpu=0, model_gpu=0))
+        for details, is_cuda in (
+            ([], True),
+            ([{"compute_capability": (8, 0)}], True),
+            ([{"device_name": "VIRTUAL_GPU"}], False),
+        ):
+            with (
+                mock.patch.object(tf.config, "list_physical_devices", return_value=details),
+                mock.patch.object(tf.config.experimental, "get_device_details", lambda gpu: gpu),
+            ):
+                self.assertIs(tf_internals.has_cuda_gpus(), is_cuda)
+                driver, *_ = prerequisites.check_prerequisites(on_gpu_0)
+            self.assertEqual(driver.expected.startswith("none is needed"), not is_cuda)
 
     def test_an_old_driver_fails_where_a_gpu_is_needed(self):
         for version, status in (

@@ -165,8 +165,8 @@ class PreflightTest(unittest.TestCase):
             self.assertIs(whole.is_ready(good, simulated), True)
             self.assertIs(whole.is_ready(bad, simulated), False)
         without_overlap = report(driver="passed", overlap="failed")
-        self.assertIs(whole.is_ready(without_overlap, simulated=False), False)
-        self.assertIsNone(whole.is_ready(without_overlap, simulated=True))
+        self.assertIs(whole.is_ready(without_overlap, shares_cores=False), False)
+        self.assertIsNone(whole.is_ready(without_overlap, shares_cores=True))
 
 
 class ResumeTest(unittest.TestCase):

@@ -70,14 +70,14 @@ def check_preflight(scope: Scope, found: SectionResult) -> None:
     summary = next((line for line in reversed(finished.lines) if line.strip()), "")
     remarks = [line.strip() for line in finished.lines if line.strip().startswith(REMARKS)]
     found.lines += ["The preflight: " + "; ".join([summary, *remarks]), ""]
-    found.add(claim, summary, expected, is_ready(report, scope.simulated))
+    found.add(claim, summary, expected, is_ready(report, not scope.is_real))
 
 
-def is_ready(report: dict[str, Any], simulated: bool) -> bool | None:
-    """Return whether a preflight passed; None if only simulated GPUs on one CPU did not overlap."""
+def is_ready(report: dict[str, Any], shares_cores: bool) -> bool | None:
+    """Return whether a preflight passed; None if only GPUs that share cores did not overlap."""
     checks = [check for section in report["sections"] for check in section["checks"]]
     failed = [check["name"] for check in checks if check["status"] == "failed"]
-    return None if simulated and failed == ["overlap"] else not failed
+    return None if shares_cores and failed == ["overlap"] else not failed
 
 
 def check_resume(scope: Scope, found: SectionResult) -> None:

@@ -113,8 +113,9 @@ def worker_strategy(
         rpc_layer="grpc",
     )
     implementations = tf.distribute.experimental.CommunicationImplementation
+    has_nccl = gpus and tf_internals.has_cuda_gpus()
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=implementations.NCCL if gpus and has_nccl() else implementations.RING
+        implementation=implementations.NCCL if has_nccl else implementations.RING
     )
     # TensorFlow replaces the handler by one that ignores the signal.
     sigterm_handler = signal.getsignal(signal.SIGTERM)
@@ -122,13 +123,6 @@ def worker_strategy(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, sigterm_handler)
     return strategy
-
-
-def has_nccl() -> bool:
-    """Return whether NCCL sums over GPUs here: those of a plug-in of TensorFlow are not CUDA's."""
-    gpus = tf.config.list_physical_devices("GPU")
-    details = map(tf.config.experimental.get_device_details, gpus)
-    return all("compute_capability" in of_gpu for of_gpu in details)
 
 
 def _restrict_to_machine(cluster: Cluster) -> None:

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from myxtts.config.schema import WorkersConfig
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import TIMEOUTS, has_nccl, worker_group
+from myxtts.distributed.worker_group import TIMEOUTS, worker_group
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, Route
+from myxtts.tf_internals import has_cuda_gpus
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
     # Simulated GPUs share host memory: TensorFlow's collectives would be no faster there, and would
     # allow only one strategy per process, as all strategies number their collectives from the same
     # start.
-    if models[0].startswith("/CPU") or not has_nccl():
+    if models[0].startswith("/CPU") or not has_cuda_gpus():
         reduction = tf.distribute.ReductionToOneDevice()
     strategy = tf.distribute.MirroredStrategy(models, cross_device_ops=reduction)
     return Replicas(strategy, routes, observer=observer)

@@ -17,10 +17,12 @@ from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.stores import local_path
+from myxtts.tf_internals import has_cuda_gpus
 
 # A checkout that is not installed has no metadata of a package.
 REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"
 
+NO_DRIVER_NEEDED = "none is needed: the settings name no GPU of NVIDIA"
 NO_GPU_NEEDED = "none is needed: the settings name no real GPU"
 
 # For CUDA 12 (CUDA 12.5 release notes, minor version compatibility).
@@ -44,7 +46,7 @@ def check_prerequisites(config: Config) -> Iterator[Check]:
     needed = max(named_gpus(config.placement), default=-1) + 1
     if config.placement.simulate_gpus:
         needed = 0
-    yield check_driver(needed)
+    yield check_driver(needed if has_cuda_gpus() else 0)
     yield check_gpus(needed)
     build = tf.sysconfig.get_build_info()
     built = "without CUDA"
@@ -81,7 +83,7 @@ def check_driver(needed: int) -> Check:
     return required(
         is_suitable or not needed,
         "driver",
-        f"an NVIDIA driver, {MIN_DRIVER} or later" if needed else NO_GPU_NEEDED,
+        f"an NVIDIA driver, {MIN_DRIVER} or later" if needed else NO_DRIVER_NEEDED,
         version or "no NVIDIA driver",
         "Install a current NVIDIA driver and restart, or try without a GPU: --simulate-gpus 2.",
     )

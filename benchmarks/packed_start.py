@@ -13,8 +13,9 @@ import io
 import os
 import sys
 import tarfile
+import tempfile
 import time
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
 from myxtts.data.metadata_file import hold_out, read_corpus
 from myxtts.data.packed import INDEX, reading_of
 from myxtts.data.packing import index_of, write_index
-from myxtts.stores import member_of, open_store, read_members
+from myxtts.stores import member_of, open_store, read_member, read_members
 
 SHARD_UTTERANCES = 2_000
 SYMBOLS = 60
@@ -92,15 +93,30 @@ def measure(corpus: str) -> None:
     print(f"{len(train)} + {len(held_out)} utterances, fingerprint {fingerprint[:8]}")
     print(f"start: {cpu_s:.2f} s of processor time, {mib:.0f} MiB of its own")
     random = np.random.default_rng(1)
-    cpu_s, began_s = time.process_time(), time.perf_counter()
-    for _ in range(BATCHES):
-        paths = [train.paths[row] for row in random.integers(0, len(train), BATCH)]
-        contents = read_members([member_of(path) for path in paths])
-        for path, content in zip(paths, contents, strict=True):
-            read_pcm(path, 4 * SAMPLE_RATE_HZ // 10, content=content)
-    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-    rate = BATCH * BATCHES / wall_s
-    print(f"reading: {rate:,.0f} utterances/s, {1e6 * cpu_s / BATCH / BATCHES:.0f} µs each")
+    batches = [
+        [train.paths[row] for row in random.integers(0, len(train), BATCH)] for _ in range(BATCHES)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        # The same utterances as files of their own.
+        files = [[f"{folder}/{row}-{i}.flac" for i in range(BATCH)] for row in range(BATCHES)]
+        for path, file in zip(chain(*batches), chain(*files), strict=True):
+            Path(file).write_bytes(read_member(member_of(path)))
+        for _ in range(3):
+            for name, paths in (("packed", batches), ("files", files)):
+                cpu_s, began_s = time.process_time(), time.perf_counter()
+                for batch in paths:
+                    read_batch(batch)
+                wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+                count = BATCH * BATCHES
+                print(f"{name:8} {count / wall_s:,.0f} utterances/s, {1e6 * cpu_s / count:.0f} µs")
+
+
+def read_batch(paths: list[str]) -> None:
+    contents: list[bytes | None] = [None] * len(paths)
+    if member_of(paths[0]):
+        contents = [*read_members([member_of(path) for path in paths])]
+    for path, content in zip(paths, contents, strict=True):
+        read_pcm(path, 4 * SAMPLE_RATE_HZ // 10, content=content)
 
 
 def main() -> None:

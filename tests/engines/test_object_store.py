@@ -126,9 +126,9 @@ class FaultTest(ServerCase):
         self.server.cut_uploads = True
         self.addCleanup(setattr, self.server, "cut_uploads", False)
         with self.assertRaises(DataError):
-            store.put("large", path, keep=True)
+            store.put("large", path)
         self.assertIsNone(store.version("large"))
         self.server.cut_uploads = False
-        store.put("large", path, keep=True)
+        store.put("large", path)
         self.assertEqual(store.read("large", 19_999_000, 1000), path.read_bytes()[-1000:])
         shutil.rmtree(self.folder / "server" / BUCKET / "uploads")

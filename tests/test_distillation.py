@@ -160,8 +160,8 @@ class Networks(unittest.TestCase):
         cls.taught = build_model(taught=True)
         for network in (cls.network, cls.taught):
             bias = next(v for v in network.prosody_out.variables if v.name == "bias")
-            # Tokens of four frames, with the least deviation.
-            bias.assign([np.log(4.0), 0.0, 0.0, 0.0, -9.0, -9.0, -9.0])
+            # Tokens of four frames, with the least deviation, and no pauses.
+            bias.assign([np.log(4.0), 0.0, 0.0, 0.0, -999.0, 0.0, -9.0, -9.0, -9.0, -9.0])
         cls.batch = on_device(features(ROWS))
         cls.batch["utterance_tokens"] = cls.batch["token_count"]
 

@@ -117,7 +117,7 @@ class Padding(Network):
 
         synthesize = XTTS.synthesize_mel.python_function
         with mock.patch.object(XTTS, "solve_flow", solve), tf.device(MODEL):
-            for speed in (1 / 2, 1 / 5, 1 / 11, 1 / 16, 1 / 19):
+            for speed in (1.0, 0.9, 0.8, 0.7, 0.6):
                 options = SynthesisOptions(speed=speed).tensors()
                 mel, _, path = synthesize(self.model, *texts, *options)
                 self.assertEqual(mel.shape[1], path.shape[1])

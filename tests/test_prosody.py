@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from myxtts.models.prosody import (
     CORRELATIONS,
+    PROSODY_OUTPUTS,
     Prosody,
     ProsodyDistribution,
     correlated_noise,
@@ -38,20 +39,26 @@ class Target(unittest.TestCase):
         self.assertEqual(inputs.tolist(), [[[0.0, 0.0, 1.0], [0.5, 3.5, 2.0]]])
 
 
-def distribution(stds=(0.1, 0.1, 0.1), **means) -> ProsodyDistribution:
-    zero = tf.constant([[0.0]])
-    duration, pitch, energy = (tf.constant([[std]]) for std in stds)
-    return ProsodyDistribution(prosody(**means), Prosody(duration, zero, pitch, energy))
+def distribution(std=0.1, pause=(-999.0, 0.0, 1.0), tokens=1, **means) -> ProsodyDistribution:
+    """Return the distribution of tokens that are no pauses unless `pause` has other log-odds."""
+
+    def filled(value):
+        return tf.fill([1, tokens], tf.constant(value, tf.float32))
+
+    mean = Prosody(*(filled(means.get(name, 0.0)) for name in Prosody._fields))
+    stds = Prosody(*(filled(std) for _ in Prosody._fields))
+    return ProsodyDistribution(mean, stds, *map(filled, pause))
 
 
 class Distribution(unittest.TestCase):
     def test_outputs_of_zero_are_a_mean_of_zero_and_one_deviation(self):
-        of = ProsodyDistribution.of_outputs(tf.zeros([1, 2, 7]))
+        of = ProsodyDistribution.of_outputs(tf.zeros([1, 2, PROSODY_OUTPUTS]))
         np.testing.assert_allclose(tf.stack(of.mean)[:, 0, 0], [0.0, 0.5, 0.0, 0.0])
         deviation = 0.05 + np.log(2.0)
         np.testing.assert_allclose(
             tf.stack(of.std)[:, 0, 0], [deviation, 0.0, deviation, deviation], rtol=1e-6
         )
+        np.testing.assert_allclose(tf.stack(of[2:])[:, 0, 0], [-2.0, 3.0, deviation], rtol=1e-6)
 
     def test_errors_are_likelihoods_of_a_normal_distribution_that_outliers_cannot_rule(self):
         for name, loss in (("log_duration", "duration"), ("energy", "energy")):
@@ -67,20 +74,35 @@ class Distribution(unittest.TestCase):
                 np.testing.assert_allclose(errors[loss], [[expected]], rtol=1e-5)
 
     def test_pitch_counts_by_the_voiced_fraction_whose_error_is_added(self):
-        predicted = distribution(voiced=[0.25])
+        predicted = distribution(voiced=0.25)
         errors = predicted.errors(prosody(voiced=[0.75], pitch=[0.1]))
         np.testing.assert_allclose(
             errors["pitch"], [[0.75 * (np.log(2.0) + 0.5) + 0.25]], rtol=1e-5
         )
         self.assertEqual(predicted.errors(prosody(voiced=[0.25]))["duration"].shape, (1, 1))
 
+    def test_a_duration_is_that_of_a_sound_or_of_a_pause(self):
+        # One of four tokens is a pause: 20 frames, the others 2.
+        pause = np.log(1 / 3), np.log(20.0), 0.1
+        of = distribution(0.1, pause, log_duration=np.log(2.0))
+        for frames, probability in ((2.0, 0.75), (20.0, 0.25)):
+            errors = of.errors(prosody(log_duration=[float(np.log(frames))]))
+            np.testing.assert_allclose(
+                errors["duration"], [[np.log(2.0) - np.log(probability)]], rtol=1e-4
+            )
+        of = distribution(0.1, pause, 4_000, log_duration=np.log(2.0))
+        texts = tf.ones([1, 4_000], tf.int32)
+        frames = tf.exp(of.sample(1.0, [3, 4], texts).log_duration).numpy()
+        self.assertAlmostEqual((frames > 10).mean(), 0.25, delta=0.03)
+        self.assertEqual(((frames > 4) & (frames < 12)).sum(), 0)
+
     def test_the_average_duration_is_the_mean_of_what_is_sampled(self):
         tokens = 2_000
-        mean = prosody(log_duration=[2.0] * tokens)
-        std = mean._replace(log_duration=tf.fill([1, tokens], 0.6))
-        of = ProsodyDistribution(mean, std)
+        pause = np.log(1 / 3), np.log(20.0), 0.6
+        of = distribution(0.6, pause, tokens, log_duration=2.0)
         average = float(tf.exp(of.average().log_duration)[0, 0])
-        self.assertAlmostEqual(average, np.exp(2.0 + 0.18), places=4)
+        expected = (0.75 * np.exp(2.0) + 0.25 * 20.0) * np.exp(0.18)
+        self.assertAlmostEqual(average, expected, places=4)
         for variety in (0.0, 0.5, 1.0):
             drawn = of.sample(variety, [3, 4], tf.ones([1, tokens], tf.int32))
             durations = tf.exp(drawn.log_duration).numpy()
@@ -88,15 +110,15 @@ class Distribution(unittest.TestCase):
         self.assertGreater(durations.std(), 4.0)
 
     def test_variety_is_a_fraction_of_the_deviation_and_a_function_of_the_text(self):
-        zeros = tf.zeros([3, 4000])
         texts = tf.repeat([[1], [2], [1]], 4000, axis=1)
-        mean = Prosody(*(zeros for _ in Prosody._fields))
-        of = ProsodyDistribution(mean, Prosody(*(zeros + 2.0 for _ in Prosody._fields)))
+        of = tf.nest.map_structure(
+            lambda x: tf.repeat(x, 3, axis=0), distribution(2.0, tokens=4000)
+        )
         full, half = (of.sample(variety, [5, 6], texts) for variety in (1.0, 0.5))
         np.testing.assert_array_equal(full.pitch[0], full.pitch[2])
         self.assertLess(abs(np.corrcoef(full.pitch[0], full.pitch[1])[0, 1]), 0.1)
         np.testing.assert_allclose(half.energy, 0.5 * full.energy, rtol=1e-5)
-        for name, correlation in CORRELATIONS.items():
+        for name, correlation in (CORRELATIONS | {"log_duration": 0.0}).items():
             noise = (getattr(full, name) - getattr(of.average(), name)).numpy()[0]
             noise -= noise.mean()
             self.assertAlmostEqual(noise.std(), 2.0, delta=0.2)

@@ -180,7 +180,9 @@ class XTTS(keras.Model):
         self.aligner = Aligner(symbols, name="aligner")
         self.prosody_attention = attention("prosody_attention")
         self.prosody_convs = convs("prosody", 2, kernel=3)
-        self.prosody_out = layers.Dense(7, kernel_initializer="zeros", name="prosody_out")
+        self.prosody_out = layers.Dense(
+            prosody.PROSODY_OUTPUTS, kernel_initializer="zeros", name="prosody_out"
+        )
         self.prosody_in = layers.Dense(channels, name="prosody_in")
         self.decoder_in = layers.Dense(channels, name="decoder_in")
         self.decoder_convs = convs("decoder", size.decoder_blocks)

@@ -211,8 +211,9 @@ class DataConfig(Section):
     """The corpus, and how batches are made from it."""
 
     train_data: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
-    """LJSpeech folder, or CSV/TSV file with columns path, text[, speaker][, language]; for
-    `vocoder` also a folder of audio without texts. Default: the demo corpus."""
+    """Corpus in one of the forms of docs/guides/data.md: LJSpeech, Festvox, Kaldi, LibriTTS, Common
+    Voice, JSON lines, CSV or TSV with columns path, text[, speaker][, language], packed by `myxtts
+    pack`, …; for `vocoder` also a folder of audio without texts. Default: the demo corpus."""
     val_data: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None
     """Validation corpus, in the same forms. Default: validation_fraction of train_data."""
     audio_root: Annotated[str | None, PER_MACHINE, IN_SHARDS, IN_ALL_JOBS] = None

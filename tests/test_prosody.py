@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from myxtts.models.prosody import (
     CORRELATIONS,
-    PROSODY_OUTPUTS,
+    OUTPUTS,
     Prosody,
     ProsodyDistribution,
     correlated_noise,
@@ -52,7 +52,7 @@ def distribution(std=0.1, pause=(-999.0, 0.0, 1.0), tokens=1, **means) -> Prosod
 
 class Distribution(unittest.TestCase):
     def test_outputs_of_zero_are_a_mean_of_zero_and_one_deviation(self):
-        of = ProsodyDistribution.of_outputs(tf.zeros([1, 2, PROSODY_OUTPUTS]))
+        of = ProsodyDistribution.of_outputs(tf.zeros([1, 2, OUTPUTS]))
         np.testing.assert_allclose(tf.stack(of.mean)[:, 0, 0], [0.0, 0.5, 0.0, 0.0])
         deviation = 0.05 + np.log(2.0)
         np.testing.assert_allclose(

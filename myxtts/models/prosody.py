@@ -23,7 +23,7 @@ NOISE_TOKENS = 1 << 14
 # Variety of neighbouring tokens is alike: correlations of what their means leave, on one reader;
 # that of durations is 0.
 CORRELATIONS = {"pitch": 0.8, "energy": 0.6}
-PROSODY_OUTPUTS = 10
+OUTPUTS = 10
 
 
 class Prosody(NamedTuple):
@@ -73,7 +73,7 @@ class ProsodyDistribution(NamedTuple):
 
     @classmethod
     def of_outputs(cls, outputs) -> "ProsodyDistribution":
-        """Return the distribution of a network's outputs, float32 [B, N, PROSODY_OUTPUTS]."""
+        """Return the distribution of a network's outputs, float32 [B, N, OUTPUTS]."""
         log_duration, voiced, pitch, energy, logit, pause, *stds = tf.unstack(outputs, axis=-1)
         duration_std, pitch_std, energy_std, pause_std = (
             MIN_STD + tf.nn.softplus(std) for std in stds

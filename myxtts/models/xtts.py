@@ -154,7 +154,7 @@ class XTTS(keras.Model):
         self.sum_over_paths = alignment.sum_over_paths
         self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
         channels, heads = size.channels, size.heads
-        mel_outputs = REDUCTION_FACTOR * MEL_BANDS
+        mel_outputs, zeros = REDUCTION_FACTOR * MEL_BANDS, {"kernel_initializer": "zeros"}
 
         def attention(name, **options):
             return layers.AttentionBlock(channels, heads, dropout, name=name, **options)
@@ -180,19 +180,17 @@ class XTTS(keras.Model):
         self.aligner = Aligner(symbols, name="aligner")
         self.prosody_attention = attention("prosody_attention")
         self.prosody_convs = convs("prosody", 2, kernel=3)
-        self.prosody_out = layers.Dense(
-            prosody.PROSODY_OUTPUTS, kernel_initializer="zeros", name="prosody_out"
-        )
+        self.prosody_out = layers.Dense(prosody.OUTPUTS, name="prosody_out", **zeros)
         self.prosody_in = layers.Dense(channels, name="prosody_in")
         self.decoder_in = layers.Dense(channels, name="decoder_in")
         self.decoder_convs = convs("decoder", size.decoder_blocks)
-        self.decoder_out = layers.Dense(mel_outputs, kernel_initializer="zeros", name="decoder_out")
+        self.decoder_out = layers.Dense(mel_outputs, name="decoder_out", **zeros)
         self.time_in = layers.Dense(channels, activation="silu", name="time_in")
         self.time_out = layers.Dense(channels, name="time_out")
         self.no_condition = layers.Embedding(1, channels, name="unconditional_embedding")
         self.noisy_in = layers.Dense(channels, name="noisy_in")
         self.flow_convs = convs("flow", size.flow_blocks)
-        self.flow_out = layers.Dense(mel_outputs, kernel_initializer="zeros", name="flow_out")
+        self.flow_out = layers.Dense(mel_outputs, name="flow_out", **zeros)
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
         """Return the variables with a row for each entry: path -> (vocabulary, axis)."""

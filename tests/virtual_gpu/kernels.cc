@@ -350,10 +350,6 @@ class Kernel : public OpKernel {
   }
 
   bool Launched(OpKernelContext* context, Stream* stream) {
-    // Outputs of the scoped allocator are parts of one piece of memory.
-    for (int i = 0; i < num_outputs(); ++i) {
-      if (context->output_expects_forwarding(i)) return false;
-    }
     std::optional<Shapes> shapes = InferOnce(context);
     if (!shapes) return false;
     auto call = std::make_unique<Call>(Call{shared_, InputsOnStream(context), {}, stream});
@@ -363,6 +359,10 @@ class Kernel : public OpKernel {
     if (WorksInPlace(type_string()))
       reusable = num_inputs() > 1 ? std::vector{0, 1} : std::vector{0};
     for (int i = 0; i < num_outputs(); ++i) {
+      // With the scoped allocator, an output is where an input is.
+      for (int j = 0; context->output_expects_forwarding(i) && j < num_inputs(); ++j) {
+        reusable.push_back(j);
+      }
       Tensor* output = nullptr;
       absl::Status status =
           context->forward_input_or_allocate_output(reusable, i, (*shapes)[i], &output);

@@ -80,6 +80,9 @@ class ExportedSpeaker:
         options = onnxruntime.SessionOptions()
         # A sentence takes one core, so that several are spoken at the same time.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
+        # More optimisation makes no sentence faster, and takes a second.
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
         # Else memory grows with each new length of a text.
         options.enable_mem_pattern = options.enable_cpu_mem_arena = False
         self.threads, self.name = os.cpu_count() or 1, files[0].stem

@@ -9,6 +9,7 @@ from myxtts.models import aligner
 from myxtts.models.aligner import Aligner, diagonal_prior
 from myxtts.models.alignment import path_losses, search_by_frames, sum_over_paths
 from myxtts.models.ctc import ctc_losses_by_recursion
+from myxtts.placement.audit import find_copies, has_gpu_kernels
 from tests.two_devices import MODEL
 
 
@@ -35,6 +36,15 @@ class Losses(unittest.TestCase):
             tape.watch(scores)
             losses = path_losses(scores, self.REAL, self.COUNT, sum_over_paths)
         return losses.numpy(), tape.gradient(losses, scores).numpy()
+
+    @unittest.skipUnless(has_gpu_kernels(), "this build of TensorFlow has no list of GPU kernels")
+    def test_no_frame_waits_for_a_gpu_where_xla_compiles_nothing(self):
+        specs = [tf.TensorSpec(shape) for shape in ([None] * 3, [None] * 2)]
+        function = tf.function(sum_over_paths, autograph=False)
+        copies = find_copies(
+            function.get_concrete_function(*specs, tf.TensorSpec([None], tf.int32))
+        )
+        self.assertEqual([copy for copy in copies if copy.to_host], [])
 
     def test_the_loss_is_that_of_ctc_with_the_tokens_as_labels(self):
         random = np.random.default_rng(0)

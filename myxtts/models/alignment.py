@@ -221,7 +221,7 @@ def sum_over_paths(score, real, token_count):
 
 def _reach(blanks, totals, score):
     """Return the logs of the sums over all paths to each state of the next frame."""
-    before = tf.pad(totals, [[0, 0], [1, 0]], constant_values=IMPOSSIBLE_SCORE)
+    before = tf.concat([_no_token(totals), totals], axis=1)
     reached = _log_add(_log_add(totals, blanks[:, :-1]), before[:, :-1]) + score
     return _log_add(blanks, before) + BLANK_SCORE - BLANK_SHARE, reached
 
@@ -229,8 +229,13 @@ def _reach(blanks, totals, score):
 def _leave(blanks, rests, score):
     """Return the logs of the sums over all paths from each state of the frame before."""
     blanks, rests = blanks + BLANK_SCORE - BLANK_SHARE, rests + score
-    after = tf.pad(rests, [[0, 0], [0, 1]], constant_values=IMPOSSIBLE_SCORE)
+    after = tf.concat([rests, _no_token(rests)], axis=1)
     return _log_add(blanks, after), _log_add(_log_add(rests, blanks[:, 1:]), after[:, 1:])
+
+
+def _no_token(scores):
+    """Return a column of impossible scores; `tf.pad` would read the score from a GPU each time."""
+    return tf.fill([tf.shape(scores)[0], 1], IMPOSSIBLE_SCORE)
 
 
 def _log_add(left, right):

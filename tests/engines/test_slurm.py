@@ -19,7 +19,10 @@ SCRIPT = ROOT / "examples" / "slurm.sh"
 # Longer ones are for a machine with other work.
 DEADLINE_S = 60.0 * float(os.environ.get("DEADLINE_MINUTES", "20"))
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-LIMIT_MINUTES = int(os.environ.get("LIMIT_MINUTES", "3"))
+# TERM comes 30 to 90 s before the time limit, so 0.5 to 2.5 minutes after a run's second step, and
+# the run stops up to 4 steps later: before its last one.
+MINUTES_AFTER_START = 2
+STEP_S = 12.0
 # In place of train_main.py, so that a test can act in mid-run. ARRAY stands for the job's index in
 # its array.
 PYTHON = """#!/bin/bash
@@ -94,8 +97,7 @@ class TrainingTest(SlurmCase):
 
     def test_jobs_of_an_array_train_at_once_on_a_node_and_one_survives_the_loss_of_a_task(self):
         job = self.submit("voice-ARRAY", "--array=0-1 --time=0", step_s=1.0)
-        metrics = self.folder / "voice-1" / "metrics.jsonl"
-        self.wait_for(lambda: metrics.exists() and f'"step": {STEPS // 2}' in metrics.read_text())
+        self.wait_for_step("voice-1", STEPS // 2)
         listing = subprocess.check_output(
             ["scontrol", "listpids", self.show(f"{job}_1")["JobId"]], env=self.environ, text=True
         )
@@ -111,18 +113,25 @@ class TrainingTest(SlurmCase):
         self.assertIn("error: worker 1", log)
 
     def test_job_continues_by_itself_after_its_time_limit(self):
-        options = f"--time={LIMIT_MINUTES} --signal=TERM@60"
-        job = self.submit("limited", options, step_s=LIMIT_MINUTES * 60.0 / STEPS)
+        job = self.submit("limited", "--time=120 --signal=TERM@30", step_s=STEP_S)
+        # A limit that a machine of any speed starts within, also after a restart.
+        self.wait_for_step("limited", 2)
+        hours, minutes, _ = map(int, self.show(job)["RunTime"].split(":"))
+        limit = 60 * hours + minutes + 1 + MINUTES_AFTER_START
+        command = ["scontrol", "update", f"JobId={job}", f"TimeLimit={limit}"]
+        subprocess.run(command, env=self.environ, check=True)
         known = self.wait(job)
         (log,) = [path.read_text() for path in self.folder.glob("limited-*.log")]
         self.assertEqual(known["JobState"], "COMPLETED", log)
         self.assertGreater(int(known["Restarts"]), 0, log)
-        self.assertIn("stopped        by SIGTERM at step", log)
+        stopped = [int(step) for step in re.findall(r"stopped +by SIGTERM at step (\d+)", log)]
+        self.assertLess(stopped[0], STEPS, log)
         self.assertEqual(losses(self.folder / "limited"), self.expected, log)
 
-    def wait_for(self, is_there) -> None:
+    def wait_for_step(self, run: str, step: int) -> None:
+        metrics = self.folder / run / "metrics.jsonl"
         until_s = time.monotonic() + DEADLINE_S
-        while not is_there():
+        while not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
             self.assertLess(time.monotonic(), until_s)
             time.sleep(0.5)
 

@@ -46,8 +46,8 @@ class TaughtFeatures(unittest.TestCase):
         for name, value in plain.items():
             taught = self.taught["target_mel" if name == "mel" else name]
             # Beside a segment, the F0 of whole utterances is another one, and the phase of a frame
-            # depends on it.
-            tolerance = 0.02 if name == "pulse_phasor" else 0.0
+            # depends on it. Some CPUs round a mel otherwise in another batch.
+            tolerance = 0.02 if name == "pulse_phasor" else 1e-5
             np.testing.assert_allclose(taught, value, atol=tolerance, err_msg=name)
         difference = np.abs(self.taught["mel"] - plain["mel"])
         self.assertGreater(difference[0, CONTEXT_FRAMES:-CONTEXT_FRAMES].mean(), 0.1)

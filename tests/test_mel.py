@@ -71,7 +71,8 @@ class LogMelTest(unittest.TestCase):
             mel = log_mel(batch, tf.constant(lengths)).numpy()
             for row_mel, row in zip(mel, rows, strict=True):
                 frames = len(row) // 256
-                np.testing.assert_array_equal(row_mel[:frames], log_mel(row[None])[0])
+                # Some CPUs round otherwise in another batch.
+                np.testing.assert_allclose(row_mel[:frames], log_mel(row[None])[0], atol=2e-6)
                 np.testing.assert_array_equal(row_mel[frames:], np.float32(SILENCE))
 
     def test_an_empty_row_is_silent(self):

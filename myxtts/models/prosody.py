@@ -91,15 +91,12 @@ class ProsodyDistribution(NamedTuple):
         mean, std = self.mean, self.std
         spoken = unlikelihood(mean.log_duration, std.log_duration, target.log_duration)
         pause = unlikelihood(self.pause_mean, self.pause_std, target.log_duration)
-        either = tf.stack(
-            [
-                tf.math.log_sigmoid(-self.pause_logit) - spoken,
-                tf.math.log_sigmoid(self.pause_logit) - pause,
-            ]
-        )
+        is_spoken = tf.math.log_sigmoid(-self.pause_logit) - spoken
+        is_pause = tf.math.log_sigmoid(self.pause_logit) - pause
         pitch = unlikelihood(mean.pitch, std.pitch, target.pitch)
         return {
-            "duration": -tf.reduce_logsumexp(either, axis=0),
+            # The logarithm of the sum of both.
+            "duration": -(is_spoken + tf.nn.softplus(is_pause - is_spoken)),
             "pitch": target.voiced * pitch + tf.square(mean.voiced - target.voiced),
             "energy": unlikelihood(mean.energy, std.energy, target.energy),
         }

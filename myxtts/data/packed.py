@@ -206,8 +206,8 @@ class PackedRows(StoredRows):
     def _of_usable_length(self, data: DataConfig, rejected: list[RejectedRow]) -> np.ndarray:
         samples = self._column("samples")[self._rows]
         low, high = (seconds * SAMPLE_RATE_HZ for seconds in (data.min_seconds, data.max_seconds))
-        # `rejected.csv` lists rows without samples.
-        is_usable = (samples >= low) & (samples <= high) & (samples > 0)
+        is_usable = (samples >= low) & (samples <= high)
+        # The packed corpus' own `rejected.csv` lists rows without samples.
         for place in np.flatnonzero(~is_usable & (samples > 0)):
             fault = duration_fault(int(samples[place]), data)
             assert fault is not None

@@ -1,6 +1,5 @@
 """A voice as a folder for others: weights, the exported voice, samples and a model card."""
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from myxtts.serving.speakers import ExportedSpeaker
 from myxtts.synthesis.export import check_new_folder, complete_folder, export_run
 from myxtts.synthesis.speech_file import sound_file
 from myxtts.training.checkpoint_files import write_checkpoint
-from myxtts.training.published import CHECKSUMS
+from myxtts.training.published import CHECKSUMS, file_digest
 from myxtts.training.runs import RunFolder, TrainedRun
 
 CARD = """---
@@ -85,11 +84,11 @@ def publish_run(
         if choice.trained:
             write_weights(choice.trained, folder / "vocoder")
         speaker = ExportedSpeaker(folder / "onnx")
+        (folder / "samples").mkdir()
         names = []
         for number, text in enumerate(texts, 1):
             for name in speaker.speakers:
                 names.append(f"samples/{number}-{name}.wav")
-                (folder / "samples").mkdir(exist_ok=True)
                 with sound_file(folder / names[-1]) as sound:
                     sound.write(np.concatenate([*speaker.speak(text, name)]))
         facts = card_facts(trained, folder, texts[0])
@@ -97,10 +96,7 @@ def publish_run(
         card = CARD.format(**facts, language=speaker.language, samples=samples)
         write_whole(folder / "README.md", card.encode())
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        lines = (
-            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
-            for path in files
-        )
+        lines = (f"{file_digest(path)}  {path.relative_to(folder)}\n" for path in files)
         write_whole(folder / CHECKSUMS, "".join(lines).encode())
     log.info("published      %s of %s; fill in the model card, README.md", out, run)
 
@@ -112,12 +108,10 @@ def write_weights(trained: TrainedRun, folder: Path) -> None:
     settings = with_values(record.settings, own)
     changes: dict[str, Any] = {"settings": settings, "speakers": (), "best": None, "teacher": None}
     changes |= {"pending_observations": (), "participants": (), "ancestor": None}
-    group = record.weights_group
-    arrays = {group: trained.weights()}
     run = RunFolder(folder)
     run.checkpoints.mkdir(parents=True)
     target = run.checkpoints / trained.checkpoint.path.name
-    groups = ((name, values.items()) for name, values in arrays.items())
+    groups = [(record.weights_group, trained.weights().items())]
     write_checkpoint(target, groups, record.model_copy(update=changes))
     write_whole(run.config, dump(settings).encode())
 

@@ -25,6 +25,7 @@ from wyoming.server import AsyncEventHandler, AsyncTcpServer
 from wyoming.tts import Synthesize
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.audio_file import to_pcm
 from myxtts.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,5 +96,4 @@ class _Connection(AsyncEventHandler):
 
 
 def _chunk(wave: np.ndarray) -> Event:
-    pcm = np.clip(np.round(wave * 32768.0), -32768, 32767).astype("<i2")
-    return AudioChunk(**FORMAT, audio=pcm.tobytes()).event()
+    return AudioChunk(**FORMAT, audio=to_pcm(wave).tobytes()).event()

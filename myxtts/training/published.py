@@ -40,8 +40,13 @@ def local_run(source: str) -> Path:
     return folder
 
 
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, as `sha256sum` writes it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _check(source: str, path: Path, expected: str) -> None:
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = file_digest(path)
     if expected and digest != expected:
         raise DataError(
             f"{path.name} of {source} has the SHA-256 {digest}, but must have {expected}. Ask for"

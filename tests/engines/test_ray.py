@@ -37,7 +37,6 @@ class RayCase(unittest.TestCase):
         cls.folder = temporary_folder(cls.addClassCleanup)
         cls.corpus = cls.folder / "corpus"
         make_corpus(cls.corpus)
-        cls.addClassCleanup(ray.shutdown)
 
     def fit(self, run: str, corpus: Path, workers: int | tuple[int, int] = 2, *more: str) -> Result:
         storage = str(self.folder / "ray")
@@ -73,6 +72,7 @@ class KilledWorkerTest(RayCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        cls.addClassCleanup(ray.shutdown)
         ray.init(num_cpus=2, **NODE)
 
     def test_run_whose_worker_is_killed_ends_with_the_losses_of_an_undisturbed_one(self):
@@ -94,6 +94,8 @@ class LostNodeTest(RayCase):
         super().setUpClass()
         cls.cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 1})
         cls.addClassCleanup(cls.cluster.shutdown)
+        # Cleanups run from the last one on; a cluster is not shut down before its client.
+        cls.addClassCleanup(ray.shutdown)
         cls.second_node = cls.cluster.add_node(num_cpus=1)
         ray.init(address=cls.cluster.address)
 

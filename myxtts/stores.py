@@ -8,18 +8,17 @@ import hashlib
 import logging
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from myxtts.errors import DataError
-from myxtts.files import cache_folder, locked_file, new_folder
+from myxtts.files import cache_folder, locked_file, new_folder, write_whole
 
 # Objects that are read at the same time: they mostly wait for the network.
 THREADS = 32
@@ -106,11 +105,10 @@ class Store:
                 else obstore.store.LocalStore(base)
             )
 
-    def list(self) -> dict[str, int]:
-        """Return the size of each file, by name, in order."""
+    def list(self) -> list[str]:
+        """Return the names of all files, in order."""
         with self.explained():
-            found = chain.from_iterable([*self._api.list(self._files)])
-        return {item["path"]: item["size"] for item in sorted(found, key=lambda item: item["path"])}
+            return sorted(item["path"] for item in self._api.list(self._files).collect())
 
     def version(self, name: str) -> str | None:
         """Return what changes with the content of a file; None if it does not exist."""
@@ -166,14 +164,11 @@ class Store:
         except (self._api.exceptions.BaseError, OSError, ValueError) as error:
             # The library adds pages of details.
             reason = " ".join(str(error).partition("Debug source")[0].split())[:300].rstrip(".")
-            advice = "Check the name, the permissions and the disk."
-            if is_url(self.base):
-                advice = (
-                    "Check the name, the network and the credentials: AWS_ACCESS_KEY_ID,"
-                    " AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL of a server that is"
-                    " not Amazon's."
-                )
-            raise DataError(f"{self.base}/{name} cannot be used: {reason}. {advice}") from error
+            raise DataError(
+                f"{self.base}/{name} cannot be used: {reason}. Check the name and the permissions;"
+                " of a URL, the network, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and"
+                " AWS_ENDPOINT_URL of a server that is not Amazon's."
+            ) from error
 
 
 @cache
@@ -187,7 +182,7 @@ class ShardCache:
 
     An epoch reads each utterance once, in a new order. So an utterance that was kept stays:
     whatever replaced something else would be replaced before it is read. Processes of a host share
-    them. Each begins with a checksum, so that a power cut or two writers do no harm.
+    them.
     """
 
     def __init__(self, folder: Path, limit_bytes: float):
@@ -200,24 +195,18 @@ class ShardCache:
         name = hashlib.sha256(member.address.encode(errors="surrogateescape")).hexdigest()
         path = self._folder / f"{name}.kept"
         with suppress(FileNotFoundError):
-            kept = path.read_bytes()
-            if kept[:4] == _checksum(kept[4:]):
-                return kept[4:]
+            return path.read_bytes()
         content = read_member(member)
         if next(self._numbers) % COUNT_EVERY == 0:
             sizes = (file.stat().st_size for file in self._folder.parent.glob("*/*.kept"))
             self._has_room = sum(sizes) < self._limit_bytes
         try:
             if self._has_room:
-                path.write_bytes(_checksum(content) + content)
+                write_whole(path, content)
         except OSError as error:
             self._has_room = False
             log.warning("shards         nothing is kept in %s: %s", self._folder, error.strerror)
         return content
-
-
-def _checksum(content: bytes) -> bytes:
-    return zlib.crc32(content).to_bytes(4, "little")
 
 
 def stand_in(url: str, name: str) -> Path:

@@ -129,13 +129,9 @@ class BucketTest(PackedCase):
         contents = stores.read_members(members, kept.read)
         shutil.rmtree(self.folder / "bucket")
         self.assertEqual(stores.read_members(members, kept.read), contents)
-        # A byte of each is changed on the disk, so that the store is asked again.
-        for path in manifest.shard_cache.glob("*.kept"):
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
         with self.assertRaisesRegex(DataError, "No such file"):
-            kept.read(members[0])
+            stores.read_member(members[0])
         shutil.copytree(self.folder / "copy", self.folder / "bucket")
-        self.assertEqual(kept.read(members[0]), contents[0])
         for path in manifest.shard_cache.glob("*.kept"):
             path.unlink()
         none = ShardCache(manifest.shard_cache, 0)
@@ -168,11 +164,13 @@ class PackedTest(PackedCase):
     def test_slices_are_joined_to_the_same_corpus(self):
         packed = self.pack()
         for part in range(3):
-            flags = "--train-data", str(self.corpus), "--slice", f"{part}/3", "--shard-mb", "1"
+            flags = "--train-data", str(self.corpus), "--slice", f"{part}/3"
             if part == 2:
                 with self.assertRaisesRegex(DataError, "index-00001-of-00003.arrow: not all"):
                     self.pack("sliced", "--join")
-            self.pack("sliced", *flags)
+            with mock.patch("myxtts.data.packing.SHARD_BYTES", 100_000):
+                self.pack("sliced", *flags)
+        self.assertGreater(len([*(self.folder / "sliced/shards").glob("*.tar")]), 3)
         # Within one slice the second row is a duplicate; of two slices, one must be removed.
         with self.assertRaisesRegex(DataError, "two slices of .* have 'native.wav'"):
             self.pack("sliced", "--join")

@@ -26,8 +26,6 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     meaning = "pack slice I of N, from 0/N on, of several machines"
     parsers.add_flag(parser, "--slice", meaning, metavar="I/N", default="0/1")
     parsers.add_switch(parser, "--join", "join the indices of all slices that were packed")
-    size = parsers.bounded(int, 1, 100_000)
-    parsers.add_flag(parser, "--shard-mb", "size of a shard (default 1000)", size, default=1000)
     settings = (replace(SETTINGS[name], needs=Needs()) for name in SETTINGS_OF_PACKING)
     parsers.add_setting_flags(parser, settings)
     config, options = parsers.read_settings(parser, argv)
@@ -49,5 +47,5 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if options.join:
         join(options.out)
     else:
-        pack(config, options.out, options.part, options.parts, options.shard_mb * 1_000_000)
+        pack(config, options.out, options.part, options.parts)
     return 0

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -56,23 +56,14 @@ from myxtts.text import espeak
 # How many frames a text needs depends on the task, and is checked in training.
 ANY_LENGTH = LengthRule(subsampling=0)
 COLUMNS = "id text tokens shard begin size start samples speaker language".split()
+SHARD_BYTES = 1_000_000_000
 SHARDS_OF_SLICE = 100_000
 SLICE = re.compile(r"index-(\d{5})-of-(\d{5})\.arrow")
 
 log = logging.getLogger(__name__)
 
 
-class Sound(NamedTuple):
-    """The file of an utterance in a shard."""
-
-    content: bytes
-    suffix: str
-    rate_hz: int
-    samples: int
-    channels: int
-
-
-def pack(config: Config, out: str, part: int, parts: int, shard_bytes: int) -> None:
+def pack(config: Config, out: str, part: int, parts: int) -> None:
     """Pack one of so many slices of a corpus. Raises DataError if it cannot be read, or there is a
     packed corpus already.
     """
@@ -108,7 +99,7 @@ def pack(config: Config, out: str, part: int, parts: int, shard_bytes: int) -> N
     report_rejected(rejected, [(rows, manifest)], data.max_rejected, listing)
     if is_url(out):
         store.put(listing.name, listing)
-    places = pack_shards(store, manifest, vocabulary, part * SHARDS_OF_SLICE, shard_bytes)
+    places = pack_shards(store, manifest, vocabulary, part * SHARDS_OF_SLICE)
     reading = reading_of(data, frontend, needs_text)
     reading["espeakng_loader"] = espeak.installed_version()
     table = index_of(records(rows.rows, manifest, vocabulary, places))
@@ -144,7 +135,7 @@ def join(out: str) -> None:
 
 
 def pack_shards(
-    store: Store, manifest: Manifest, vocabulary: Vocabulary, number: int, shard_bytes: int
+    store: Store, manifest: Manifest, vocabulary: Vocabulary, number: int
 ) -> list[tuple[str, int, int, int]]:
     """Write shards, from a number on, and return shard, first byte, size and first sample of
     all utterances of a manifest."""
@@ -156,25 +147,24 @@ def pack_shards(
     with ThreadPoolExecutor(os.cpu_count()) as pool, ExitStack() as shard:
         # A chunk at a time is in memory.
         chunks = (rows[first : first + CHUNK_ROWS] for first in range(0, len(rows), CHUNK_ROWS))
-        sounds = chain.from_iterable(
-            pool.map(lambda row: _sound_of(manifest, row), chunk) for chunk in chunks
+        contents = chain.from_iterable(
+            pool.map(lambda row: _packed_file(manifest, row), chunk) for chunk in chunks
         )
         bar = tqdm(rows, desc="pack", unit="utt", disable=None, leave=False)
-        for row, sound in zip(bar, sounds, strict=True):
+        for row, content in zip(bar, contents, strict=True):
             if not cuts:
                 name = f"shards/recording.{number:08d}.tar"
                 file = shard.enter_context(store.writer(name))
                 form = tarfile.USTAR_FORMAT
                 tar = shard.enter_context(tarfile.open(fileobj=file, mode="w|", format=form))
+            sound = soundfile.info(io.BytesIO(content))
             cut = _cut(f"{number:08d}-{len(cuts):06d}", sound, manifest, vocabulary, row)
-            places[row] = name, tar.offset + tarfile.BLOCKSIZE, len(sound.content), WHOLE
-            description = json.dumps(cut["recording"]).encode()
-            for suffix, content in ((sound.suffix, sound.content), ("json", description)):
-                header = tarfile.TarInfo(f"{cut['id']}.{suffix}")
-                header.size = len(content)
-                tar.addfile(header, io.BytesIO(content))
+            places[row] = name, tar.offset + tarfile.BLOCKSIZE, len(content), WHOLE
+            suffix = "mp3" if sound.format == "MPEG" else sound.format.lower()
+            _add(tar, f"{cut['id']}.{suffix}", content)
+            _add(tar, f"{cut['id']}.json", json.dumps(cut["recording"]).encode())
             cuts.append(cut)
-            if tar.offset >= shard_bytes or row == rows[-1]:
+            if tar.offset >= SHARD_BYTES or row == rows[-1]:
                 shard.close()
                 lines = "".join(json.dumps(cut, ensure_ascii=False) + "\n" for cut in cuts)
                 with store.writer(f"shards/cuts.{number:08d}.jsonl.gz") as file:
@@ -183,42 +173,46 @@ def pack_shards(
     return [places[row] for row in range(len(manifest))]
 
 
-def _sound_of(manifest: Manifest, row: int) -> Sound:
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    header = tarfile.TarInfo(name)
+    header.size = len(content)
+    tar.addfile(header, io.BytesIO(content))
+
+
+def _packed_file(manifest: Manifest, row: int) -> bytes:
     """Return the file that is packed of an utterance; raise DataError if it cannot be read."""
     path, start = manifest.paths[row], int(manifest.starts[row])
     if start != WHOLE:
-        pcm = read_pcm(path, int(manifest.samples[row]), start=start)
-        return _flac(pcm[:, None], SAMPLE_RATE_HZ)
+        return _flac(read_pcm(path, int(manifest.samples[row]), start=start), SAMPLE_RATE_HZ)
     try:
         with open_audio(path) as file, open_sound(file) as sound:
             if sound.subtype == "PCM_16" and sound.format != "FLAC":
-                return _flac(sound.read(dtype="int16", always_2d=True), sound.samplerate)
+                return _flac(sound.read(dtype="int16"), sound.samplerate)
             file.seek(0)
-            suffix = "mp3" if sound.format == "MPEG" else sound.format.lower()
-            return Sound(file.read(), suffix, sound.samplerate, sound.frames, sound.channels)
+            return file.read()
     except (OSError, soundfile.LibsndfileError) as error:
         raise DataError(f"{path} cannot be read: {error}. Restore the file.") from error
 
 
-def _flac(pcm: np.ndarray, rate_hz: int) -> Sound:
+def _flac(pcm: np.ndarray, rate_hz: int) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, pcm, rate_hz, "PCM_16", format="FLAC")
-    return Sound(file.getvalue(), "flac", rate_hz, *pcm.shape)
+    return file.getvalue()
 
 
 def _cut(
-    key: str, sound: Sound, manifest: Manifest, vocabulary: Vocabulary, row: int
+    key: str, sound: Any, manifest: Manifest, vocabulary: Vocabulary, row: int
 ) -> dict[str, Any]:
-    """Return an utterance as Lhotse describes it."""
+    """Return an utterance as Lhotse describes it; `sound` is soundfile's information of it."""
     channels = [*range(sound.channels)]
-    duration_s = sound.samples / sound.rate_hz
+    duration_s = sound.frames / sound.samplerate
     kind, channel = ("MultiCut", channels) if sound.channels > 1 else ("MonoCut", 0)
     place = {"id": key, "start": 0.0, "duration": duration_s, "channel": channel}
     recording = {
         "id": key,
         "sources": [{"type": "shar", "channels": channels, "source": ""}],
-        "sampling_rate": sound.rate_hz,
-        "num_samples": sound.samples,
+        "sampling_rate": sound.samplerate,
+        "num_samples": sound.frames,
         "duration": duration_s,
         "channel_ids": channels,
     }

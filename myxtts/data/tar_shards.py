@@ -9,7 +9,7 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from myxtts.data.audio_folder import suffix_of
@@ -137,20 +137,23 @@ def _nemo(store: Store, lists: Iterable[str], tars: Iterable[str]) -> Iterator[d
 def _webdataset(store: Store, tars: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the samples: files of one name up to the first dot, one after the other."""
     for tar in tars:
-        key, row = "", dict[str, Any]()
-        for member, content in _members(store, tar, (".txt", ".json")):
-            folder, _, file = member.name.rpartition("/")
-            stem, _, suffix = file.partition(".")
-            if key != f"{folder}/{stem}" and row.get("path"):
+        members = _members(store, tar, (".txt", ".json"))
+        for _, files in groupby(members, lambda each: _name_and_suffix(each[0])[0]):
+            row = dict[str, Any]()
+            for member, content in files:
+                suffix = _name_and_suffix(member)[1]
+                if suffix_of(member.name):
+                    row["path"] = member.address
+                elif suffix == "txt":
+                    row["text"] = content.decode(errors="replace")
+                elif suffix == "json":
+                    with suppress(ValueError):
+                        row = {**json.loads(content), **row}
+            if row.get("path"):
                 yield row
-            if key != f"{folder}/{stem}":
-                key, row = f"{folder}/{stem}", {}
-            if suffix_of(file):
-                row["path"] = member.address
-            elif suffix == "txt":
-                row["text"] = content.decode(errors="replace")
-            elif suffix == "json":
-                with suppress(ValueError):
-                    row = {**json.loads(content), **row}
-        if row.get("path"):
-            yield row
+
+
+def _name_and_suffix(member: Member) -> tuple[str, str]:
+    folder, slash, file = member.name.rpartition("/")
+    name, _, suffix = file.partition(".")
+    return folder + slash + name, suffix

@@ -2,7 +2,7 @@
 
 A run is written to a local folder, as any other, and what is complete there is copied. A
 checkpoint in the store is complete if it has its state.json, which is copied last and removed
-first. A run that resumes on another machine takes the newest complete one from the store.
+first. A run that resumes on another machine takes the complete ones from the store.
 """
 
 import logging
@@ -17,16 +17,10 @@ from myxtts.config.schema import RunConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError, DataError
 from myxtts.stores import is_url, open_store
-from myxtts.training.checkpoint_files import (
-    STATE,
-    checkpoint_of,
-    latest,
-    list_checkpoints,
-    read_record,
-    step_of,
-)
+from myxtts.training.checkpoint_files import STATE, latest, step_of
 from myxtts.training.runs import RunFolder
 
+CHECKPOINTS = "checkpoints/"
 # Caches, other workers' files, and what is not complete.
 NOT_COPIED = ("manifest-*", "pcm-*", "worker-*", ".*")
 
@@ -75,81 +69,64 @@ class RunCopy:
         self.url, self._folder = url, folder
         self._store = open_store(url)
         folder.path.mkdir(parents=True, exist_ok=True)
-        self._names = {*self._store.list()}
         # As they were when they were copied.
         self._copied: dict[str, files.FileStamp | None] = {}
 
     def fetch(self, resume: bool = True) -> None:
-        """Bring the newest complete checkpoint here if it is newer than those of this machine, with
-        the others that it names, and the files of the run.
+        """Bring the complete checkpoints and the other files of the run here, if one of them is
+        newer than those of this machine.
         """
-        if self._names and not resume:
+        names = self._store.list()
+        if names and not resume:
             raise ConfigError(
                 f"the run cannot be started: {self.url} already holds one. Resume it with --resume,"
                 " or choose another name with --run."
             )
-        steps = [step_of(Path(name).parent) for name in self._names if name.endswith(f"/{STATE}")]
+        complete = {Path(name).parent for name in names if _is_state(name)}
+        newest = max(map(step_of, complete), default=0)
         own = latest(self._folder.checkpoints)
-        if not steps or (own is not None and step_of(own) >= max(steps)):
+        if not complete or (own is not None and step_of(own) >= newest):
             return
-        self._fetch_checkpoint(max(steps))
-        record = read_record(checkpoint_of(self._folder.checkpoints, max(steps)))
-        needed = {observation.step for observation in record.pending_observations}
-        if record.best is not None:
-            needed.add(record.best.step)
-        for step in needed.intersection(steps):
-            self._fetch_checkpoint(step)
-        for name in self._names:
-            if not name.startswith("checkpoints/"):
+        for checkpoint in complete:
+            target = self._folder.path / checkpoint
+            if not target.exists():
+                with files.new_folder(target) as partial:
+                    for name in names:
+                        if Path(name).parent == checkpoint:
+                            self._store.fetch(name, partial / Path(name).name)
+        for name in names:
+            if not name.startswith(CHECKPOINTS):
                 self._store.fetch(name, self._folder.path / name)
-        log.info("run copy       step %d was fetched from %s", max(steps), self.url)
-
-    def _fetch_checkpoint(self, step: int) -> None:
-        target = checkpoint_of(self._folder.checkpoints, step)
-        if target.exists():
-            return
-        names = [name for name in self._names if Path(name).parent.name == target.name]
-        with files.new_folder(target) as partial:
-            for name in names:
-                self._store.fetch(name, partial / Path(name).name)
-        self._copied |= {name: files.file_stamp(self._folder.path / name) for name in names}
+        stamps = self._stamps()
+        self._copied = {name: stamps[name] for name in names if name in stamps}
+        log.info("run copy       step %d was fetched from %s", newest, self.url)
 
     def update(self) -> None:
         """Copy what has changed since the last update; remove checkpoints that are gone."""
-        checkpoints = list_checkpoints(self._folder.checkpoints)
-        kept = {checkpoint.name for checkpoint in checkpoints}
-        gone = [
-            name
-            for name in self._names
-            if name.startswith("checkpoints/") and Path(name).parent.name not in kept
-        ]
+        stamps, stored = self._stamps(), self._store.list()
+        changed = [name for name in stamps if self._copied.get(name) != stamps[name]]
+        # Until all of a rewritten checkpoint are there, it is none.
+        rewritten = {str(Path(name).with_name(STATE)) for name in changed if not _is_state(name)}
+        self._store.delete([name for name in stored if name in rewritten])
         # With a checkpoint that counts, the metrics until then are there.
-        for path in self._folder.path.rglob("*"):
-            parts = path.relative_to(self._folder.path).parts
-            is_copied = not any(fnmatch(*each) for each in product(parts, NOT_COPIED))
-            if path.is_file() and is_copied and parts[0] != "checkpoints":
-                self._copy([path])
-        for checkpoint in checkpoints:
-            self._copy(sorted(checkpoint.iterdir(), key=lambda path: path.name == STATE))
-        self._delete(gone)
-
-    def _copy(self, paths: list[Path]) -> None:
-        """Copy files that have changed, in this order."""
-        names = [path.relative_to(self._folder.path).as_posix() for path in paths]
-        stamps = {name: files.file_stamp(path) for name, path in zip(names, paths, strict=True)}
-        changed = [name for name in names if self._copied.get(name) != stamps[name]]
-        if len(changed) > 1:
-            # Until all of a checkpoint are there, it is none.
-            self._delete([names[-1]])
-            changed = [*dict.fromkeys([*changed, names[-1]])]
-        for name in changed:
+        for name in sorted(changed, key=_is_state):
             # A file may be replaced by another thread meanwhile.
             with suppress(FileNotFoundError):
                 self._store.put(name, self._folder.path / name)
                 self._copied[name] = stamps[name]
-                self._names.add(name)
+        gone = [name for name in stored if name.startswith(CHECKPOINTS) and name not in stamps]
+        self._store.delete(sorted(gone, key=_is_state, reverse=True))
 
-    def _delete(self, names: list[str]) -> None:
-        present = [name for name in names if name in self._names]
-        self._store.delete(sorted(present, key=lambda name: not name.endswith(STATE)))
-        self._names -= {*present}
+    def _stamps(self) -> dict[str, files.FileStamp | None]:
+        """Return the files that are copied, by name."""
+        paths = sorted(path for path in self._folder.path.rglob("*") if path.is_file())
+        names = (path.relative_to(self._folder.path) for path in paths)
+        return {
+            str(name): files.file_stamp(self._folder.path / name)
+            for name in names
+            if not any(fnmatch(*each) for each in product(name.parts, NOT_COPIED))
+        }
+
+
+def _is_state(name: str) -> bool:
+    return name.endswith(f"/{STATE}")

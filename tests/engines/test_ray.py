@@ -73,7 +73,8 @@ class KilledWorkerTest(RayCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.addClassCleanup(ray.shutdown)
-        ray.init(num_cpus=2, **NODE)
+        # A cluster that another test left behind is not used.
+        ray.init(address="local", num_cpus=2, **NODE)
 
     def test_run_whose_worker_is_killed_ends_with_the_losses_of_an_undisturbed_one(self):
         self.at_step(STEPS // 2, "killed", lambda: os.kill(max(train_workers()), signal.SIGKILL))

@@ -75,12 +75,11 @@ class Column(Sequence[str]):
 
 
 def read_packed(path: Path) -> Rows | None:
-    """Return the rows of a packed corpus, by its folder or its index; None for another corpus."""
-    path = path / INDEX if path.is_dir() else path
-    if path.suffix != ".arrow" or not path.exists():
+    """Return the rows of a packed corpus by its folder; None for another corpus."""
+    if not (path / INDEX).exists():
         return None
-    rows = PackedRows(path)
-    return Rows(path, path.parent, rows, form=f"packed in {rows.base}: {len(rows)} rows")
+    rows = PackedRows(path / INDEX)
+    return Rows(path / INDEX, path, rows, form=f"packed in {rows.base}: {len(rows)} rows")
 
 
 class PackedRows(StoredRows):

@@ -55,7 +55,6 @@ from myxtts.text import espeak
 
 # How many frames a text needs depends on the task, and is checked in training.
 ANY_LENGTH = LengthRule(subsampling=0)
-COLUMNS = "id text tokens shard begin size start samples speaker language".split()
 SHARD_BYTES = 1_000_000_000
 SHARDS_OF_SLICE = 100_000
 SLICE = re.compile(r"index-(\d{5})-of-(\d{5})\.arrow")
@@ -233,7 +232,7 @@ def records(
     vocabulary: Vocabulary,
     places: Sequence[tuple[str, int, int, int]],
 ) -> Iterator[tuple]:
-    """Yield the values of COLUMNS of each row, in order, also of those that cannot be used."""
+    """Yield the values of an index for each row, in order, also if it cannot be used."""
     symbols = (*NO_SYMBOLS, *vocabulary.symbols.symbols)
     number = 0
     for row in rows:
@@ -255,16 +254,18 @@ def _words_of(manifest: Manifest, vocabulary: Vocabulary, row: int) -> tuple[str
 
 
 def index_of(rows: Iterable[tuple]) -> Any:
-    """Return an index as an Arrow table."""
+    """Return an index as an Arrow table; `records` yields its rows."""
     pyarrow = load_pyarrow(Path(INDEX))
-    string, number, samples = pyarrow.large_string(), pyarrow.int64(), pyarrow.int32()
     named = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
-    tokens = pyarrow.large_list(pyarrow.dictionary(pyarrow.int16(), pyarrow.string()))
-    kinds = string, string, tokens, named, number, number, number, samples, named, named
+    token = pyarrow.dictionary(pyarrow.int16(), pyarrow.string())
+    kinds = {"id": pyarrow.large_string(), "text": pyarrow.large_string()}
+    kinds |= {"tokens": pyarrow.large_list(token), "shard": named}
+    kinds |= dict.fromkeys(("begin", "size", "start"), pyarrow.int64())
+    kinds |= {"samples": pyarrow.int32(), "speaker": named, "language": named}
     rows = [*rows]
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(kinds)}
     try:
-        return pyarrow.table(columns, pyarrow.schema(zip(COLUMNS, kinds, strict=True)))
+        return pyarrow.table(columns, pyarrow.schema(kinds))
     except UnicodeEncodeError as error:
         raise DataError(f"a name or text is not Unicode: {error}. Rename the file.") from error
 

@@ -1,5 +1,6 @@
 """A voice and a vocoder as ONNX: their waves are TensorFlow's, and players can read them."""
 
+import gc
 import json
 import unittest
 from importlib.util import find_spec
@@ -11,9 +12,9 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
-from myxtts.synthesis import onnx_export, onnx_functions, piper
+from myxtts.synthesis import onnx_export, onnx_functions, piper, spoken_text
 from myxtts.synthesis.onnx_functions import Complex
-from myxtts.synthesis.spoken_text import fade_ends
+from myxtts.synthesis.spoken_text import fade_ends, voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.runs import TrainedRun
@@ -21,7 +22,7 @@ from tests import onnx_voice
 from tests.fixtures import entered, temporary_folder
 
 LETTERS = [*"abcdefgh", "ɔ̃"]  # the last one is two code points
-SCALES = {"default": (0.667, 1.0, 0.8), "quiet": (0.0, 1.3, 0.0)}
+SCALES = {"default": spoken_text.SCALES, "quiet": (0.0, 1.3, 0.0)}
 HAS_PACKAGES = all(map(find_spec, onnx_export.PACKAGES))
 
 
@@ -98,6 +99,7 @@ class OnnxTest(unittest.TestCase):
 
         def voice_graph(*arguments):
             cls.graph, document = make_graph(*arguments)
+            gc.collect()  # the networks, if nothing holds their variables
             return cls.graph, document
 
         return voice_graph
@@ -129,7 +131,7 @@ class OnnxTest(unittest.TestCase):
             ids = [1, *random.integers(3, len(LETTERS) + 3, length), 2]
             for name, scales in SCALES.items():
                 with self.subTest(tokens=length, scales=name):
-                    inputs = onnx_export.voice_inputs(ids, 2, scales, number % 2)
+                    inputs = voice_inputs(ids, 2, scales, number % 2)
                     (wave,) = session.run(None, inputs)
                     expected = self.graph.traced(*map(tf.constant, inputs.values())).numpy()
                     self.assertEqual(wave.shape, expected.shape)
@@ -147,7 +149,7 @@ class OnnxTest(unittest.TestCase):
         mel, frames, _ = network.synthesize(*map(tf.constant, texts), options)
         vocoder = TrainedRun.open(self.vocoder_folder).load_vocoder("/CPU:0")
         expected = fade_ends(vocode(vocoder, mel, frames)[0])
-        inputs = onnx_export.voice_inputs(points, 2, speaker=1)
+        inputs = voice_inputs(points, 2, speaker=1)
         wave = self.graph.traced(*map(tf.constant, inputs.values())).numpy()[0, 0]
         np.testing.assert_allclose(wave, expected, atol=1e-3 * np.abs(expected).max())
 
@@ -155,14 +157,14 @@ class OnnxTest(unittest.TestCase):
         session = self.session("run.onnx")
         ids = [1, *range(3, 11), 2]
         waves = [
-            session.run(None, onnx_export.voice_inputs(ids, 2, SCALES["default"], speaker))[0]
+            session.run(None, voice_inputs(ids, 2, SCALES["default"], speaker))[0]
             for speaker in (0, 0, 1)
         ]
         np.testing.assert_array_equal(waves[0], waves[1])
         self.assertFalse(np.array_equal(waves[0], waves[2]))
 
     def test_reduced_models_say_nearly_the_same(self):
-        inputs = onnx_export.voice_inputs([1, *range(3, 11), 2], 2)
+        inputs = voice_inputs([1, *range(3, 11), 2], 2)
         (expected,) = self.session("run.onnx").run(None, inputs)
         for kind in ("float16", "int8"):
             (wave,) = self.session(f"run-{kind}.onnx").run(None, inputs)
@@ -213,7 +215,7 @@ class OnnxTest(unittest.TestCase):
         np.testing.assert_array_equal(same, wave[0])
         flags = [file if flag == str(self.vocoder_folder) else flag for flag in self.flags]
         self.assertEqual(self.program("--out", str(self.folder / "other"), *flags), (0, ""))
-        inputs = onnx_export.voice_inputs([1, *range(3, 11), 2], 2)
+        inputs = voice_inputs([1, *range(3, 11), 2], 2)
         (expected,) = self.session("run.onnx").run(None, inputs)
         (wave,) = self.session("../other/run.onnx").run(None, inputs)
         middle = np.s_[..., 200:-200]  # its ends do not fade

@@ -16,9 +16,10 @@ import soundfile
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.serve import PACKAGES
 from myxtts.errors import CheckpointError, DataError
-from myxtts.serving import speakers
+from myxtts.serving import run_speaker
+from myxtts.serving.run_speaker import RunSpeaker
 from myxtts.serving.sound import FORMS, Encoder
-from myxtts.serving.speakers import ExportedSpeaker, RunSpeaker, choose_speaker
+from myxtts.serving.speakers import ExportedSpeaker, choose_speaker
 from tests.fixtures import DEADLINE_S, temporary_folder
 
 HAS_PACKAGES = all(map(find_spec, (*PACKAGES, "httpx")))
@@ -73,7 +74,7 @@ class SpeakersTest(unittest.TestCase):
         modules = {"myxtts.synthesis.synthesizer": synthesizer}
         for name in ("step-000001", "step-000001", "step-000002"):
             with (
-                mock.patch.object(speakers, "latest", return_value=Path(name)),
+                mock.patch.object(run_speaker, "latest", return_value=Path(name)),
                 mock.patch.dict("sys.modules", modules),
             ):
                 speaker.refresh()

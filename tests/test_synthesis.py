@@ -34,9 +34,8 @@ from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.commands import synthesize
 from myxtts.commands.console import report_errors, sound_on_stdout
 from myxtts.config.schema import Config, ModelConfig
-from myxtts.data.audio_file import read_wave
+from myxtts.data.audio_file import HEADER_BYTES, read_wave, wav_header
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.synthesis import speech_file
 from myxtts.synthesis.speech_file import WavStream, sound_file, wav_stream, write_speech
 from myxtts.synthesis.spoken_text import FADE_S, PAUSES_S, encode_text, fade_ends, pause_between
 from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
@@ -440,7 +439,7 @@ class Pipe(unittest.TestCase):
         ):
             self.assertIsNone(reader.read(1))
             stream.write(self.waves[0])
-            self.assertEqual(len(reader.read(10_000)), speech_file.HEADER_BYTES + 2 * 1_001)
+            self.assertEqual(len(reader.read(10_000)), HEADER_BYTES + 2 * 1_001)
             stream.write(self.waves[1])
             self.assertEqual(len(reader.read(10_000)), 2 * 1_001)
         with open(self.path, "wb") as file, wav_stream(file):
@@ -448,8 +447,7 @@ class Pipe(unittest.TestCase):
         self.assertEqual(self.path.read_bytes(), b"")
 
     def test_more_than_4_gib_have_the_header_of_an_unknown_length(self):
-        unknown = speech_file.wav_header(speech_file.UNKNOWN)
-        self.assertEqual(speech_file.wav_header(2**33), unknown)
+        self.assertEqual(wav_header(2**33), wav_header())
 
 
 class Constant:

@@ -169,9 +169,10 @@ def _converted(setting: Setting, text: str) -> Any:
         return text
 
 
-def add_checkpoint_flag(parser: CommandParser) -> None:
-    checkpoint = "a checkpoint such as step-002000; by default the best, or else the newest"
-    add_flag(parser, "--checkpoint", checkpoint)
+def add_checkpoint_flag(
+    parser: argparse._ActionsContainer, default: str = "the best, or else the newest"
+) -> None:
+    add_flag(parser, "--checkpoint", f"a checkpoint such as step-002000; by default {default}")
 
 
 def add_lexicon_flag(parser: CommandParser) -> None:
@@ -211,11 +212,15 @@ def references_of(options: argparse.Namespace) -> dict[str, list[Path]]:
     return references
 
 
-def add_vocoder_flags(parser: CommandParser) -> None:
+def add_vocoder_flag(parser: argparse._ActionsContainer) -> None:
     meaning = (
         "run of a vocoder, a file of one (*.onnx), or griffin-lim; by default what the run names"
     )
     add_flag(parser, "--vocoder", meaning, metavar="RUN")
+
+
+def add_vocoder_flags(parser: CommandParser) -> None:
+    add_vocoder_flag(parser)
     count = bounded(int, 1, 1000)
     add_flag(parser, "--iterations", "iterations of Griffin-Lim (default 30)", count)
 

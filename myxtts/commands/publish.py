@@ -19,8 +19,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     texts: dict[str, Any] = {"action": "append", "dest": "texts", "required": True}
     add_flag(parser, "--text", "text of a sample; can be repeated", **texts)
     flags.add_checkpoint_flag(parser)
-    vocoder = "run of a vocoder or a file of one (*.onnx); by default what the run names"
-    add_flag(parser, "--vocoder", vocoder, metavar="RUN")
+    flags.add_vocoder_flag(parser)
     add_flag(parser, "--language", "language of the texts; required if the run has several")
     flags.add_references_flag(parser, flags.SPEAKERS)
     return parser.parse(argv)

@@ -25,9 +25,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     model = "folder of a voice that was exported with --format onnx; needs no TensorFlow"
     add_flag(voice, "--model", model, Path)
     group = parser.add_argument_group("run", "How a run speaks.")
-    add_flag(group, "--checkpoint", "a checkpoint such as step-002000; by default the newest")
+    flags.add_checkpoint_flag(group, "the newest")
     add_flag(group, "--language", "language of texts; required if the run has several")
-    add_flag(group, "--vocoder", "run of a vocoder, a file of one, or griffin-lim", metavar="RUN")
+    flags.add_vocoder_flag(group)
     flags.add_references_flag(group, "a speaker and a recording of half a second or longer")
     recogniser = "folder of the run of a recogniser, for transcriptions"
     add_flag(parser, "--recogniser", recogniser, Path, "RUN")
@@ -50,7 +50,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     check_packages(prog, *PACKAGES)
     from myxtts.serving.server import Desk, serve
-    from myxtts.serving.speakers import ExportedSpeaker, RunSpeaker, Speaker
+    from myxtts.serving.speakers import ExportedSpeaker, Speaker
 
     if options.host not in LOOPBACK:
         warning = "--host %s: whoever reaches this address can use the voice, without a password"
@@ -59,6 +59,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if options.model:
         speaker = ExportedSpeaker(options.model)
     else:
+        from myxtts.serving.run_speaker import RunSpeaker
+
         of_run = options.language, options.vocoder, options.checkpoint
         speaker = RunSpeaker(options.run, flags.references_of(options), *of_run)
     transcribe = None

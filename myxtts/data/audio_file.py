@@ -25,8 +25,10 @@ from myxtts.stores import member_of, read_member
 
 # Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.
 NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
-# A program that writes to a pipe does not know the data length, and writes this instead.
+# A program that writes to a pipe does not know the data length, and writes this instead, as FFmpeg
+# does: readers go on until the end of the stream.
 STREAMED_BYTES = 0xFFFFFFFF
+HEADER_BYTES = 44
 # Real files have fewer than ten; limits the reads of a damaged one.
 MAX_CHUNKS = 64
 RATE_LIMITS_HZ = (1_000, 768_000)
@@ -392,3 +394,22 @@ def write_wav(path: Path, wave: np.ndarray) -> None:
     soundfile.write(content, wave, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
     with attach_path_to_errors(path):
         path.write_bytes(content.getvalue())
+
+
+class BlockwiseFile(soundfile.SoundFile):
+    """A sound file that is written in blocks."""
+
+    def write(self, data: np.ndarray) -> None:
+        # libvorbis puts a whole write on the stack: one of 97 s crashes a process whose stack has 8
+        # MiB.
+        for first in range(0, len(data), BLOCK_SAMPLES):
+            super().write(data[first : first + BLOCK_SAMPLES])
+
+
+def wav_header(data_bytes: int = STREAMED_BYTES) -> bytes:
+    """Return the header of a mono 16-bit WAV (Multimedia Data Specifications 1.0)."""
+    # The fields have 32 bits: beyond 4 GiB there is no length.
+    data_bytes = min(data_bytes, STREAMED_BYTES)
+    riff_bytes = min(data_bytes + HEADER_BYTES - 8, STREAMED_BYTES)
+    form = b"fmt ", len(NATIVE_FORMAT), NATIVE_FORMAT
+    return struct.pack("<4sI4s4sI16s4sI", b"RIFF", riff_bytes, b"WAVE", *form, b"data", data_bytes)

@@ -1,15 +1,13 @@
 """Waves as bytes of a sound file, sentence by sentence."""
 
 import io
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import soundfile
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.synthesis.speech_file import BLOCK_SAMPLES, WavStream
+from myxtts.data.audio_file import BlockwiseFile, wav_header
 
 
 class Form(NamedTuple):
@@ -27,7 +25,7 @@ class Form(NamedTuple):
 
 FORMS = {
     "mp3": Form("audio/mpeg", "MP3", "MPEG_LAYER_III", SAMPLE_RATE_HZ),
-    "wav": Form("audio/wav", "WAV", "PCM_16", SAMPLE_RATE_HZ),
+    "wav": Form("audio/wav", "RAW", "PCM_16", SAMPLE_RATE_HZ),
     "flac": Form("audio/flac", "FLAC", "PCM_16", SAMPLE_RATE_HZ, is_streamed=False),
     "opus": Form("audio/ogg", "OGG", "OPUS", 24_000),
     "pcm": Form("audio/pcm", "RAW", "PCM_16", 24_000),
@@ -35,36 +33,34 @@ FORMS = {
 
 
 class Encoder:
-    """Turns waves into the bytes of one sound file."""
+    """Turns waves into the bytes of one sound file; keeps compressed ones until its end."""
 
     def __init__(self, name: str):
-        self._form = FORMS[name]
+        self._form = form = FORMS[name]
         self._sink = io.BytesIO()
         self._taken = 0
-        self._write: Callable[[np.ndarray], None]
-        self._close: Callable[[], None] = lambda: None
         if name == "wav":
-            self._write = WavStream(self._sink).write
-            return
-        form = {"format": self._form.container, "subtype": self._form.subtype, "channels": 1}
+            self._sink.write(wav_header())
+        kind = {"format": form.container, "subtype": form.subtype, "channels": 1}
         if name == "mp3":  # the other modes write the number of frames at the beginning
-            form |= {"bitrate_mode": "CONSTANT", "compression_level": 0.7}
-        file = soundfile.SoundFile(self._sink, "w", self._form.rate_hz, **form)
-        self._write, self._close = file.write, file.close
+            kind |= {"bitrate_mode": "CONSTANT", "compression_level": 0.7}
+        self._file = BlockwiseFile(self._sink, "w", form.rate_hz, **kind)
 
     def encode(self, wave: np.ndarray) -> bytes:
         """Return the bytes that a wave, float32 [samples] at 22,050 Hz, adds; there may be none."""
-        wave = soxr.resample(wave, SAMPLE_RATE_HZ, self._form.rate_hz)
-        for first in range(0, len(wave), BLOCK_SAMPLES):
-            self._write(wave[first : first + BLOCK_SAMPLES])
+        self._file.write(soxr.resample(wave, SAMPLE_RATE_HZ, self._form.rate_hz))
         return self._new_bytes() if self._form.is_streamed else b""
 
     def end(self) -> bytes:
         """Return the last bytes."""
-        self._close()
+        self._file.close()
         return self._new_bytes()
 
     def _new_bytes(self) -> bytes:
         content = self._sink.getvalue()[self._taken :]
-        self._taken += len(content)
+        if self._form.container == "RAW":
+            self._sink.seek(0)
+            self._sink.truncate()
+        else:  # libsndfile writes to the beginning of an MP3 again, at its end
+            self._taken += len(content)
         return content

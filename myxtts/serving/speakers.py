@@ -1,26 +1,18 @@
-"""What a server speaks with: an exported voice, without TensorFlow, or a run."""
+"""What a server speaks with, and an exported voice, which needs no TensorFlow."""
 
 import json
-import logging
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from myxtts.data.audio_file import REFERENCE, check_recording
 from myxtts.errors import CheckpointError, DataError, check_packages
-from myxtts.synthesis.spoken_text import FRONTEND, encode_text, pause_between
+from myxtts.synthesis.spoken_text import FRONTEND, encode_text, pause_between, voice_inputs
 from myxtts.text.frontend import TextFrontend
-from myxtts.text.languages import choose_language
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import latest
-from myxtts.training.runs import TrainedRun
-
-log = logging.getLogger(__name__)
 
 
 class Speaker(Protocol):
@@ -80,9 +72,9 @@ class ExportedSpeaker:
         options = onnxruntime.SessionOptions()
         # A sentence takes one core, so that several are spoken at the same time.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        # More optimisation makes no sentence faster, and takes a second.
+        # Optimisation makes no sentence faster, and takes up to a second.
         levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL
         # Else memory grows with each new length of a text.
         options.enable_mem_pattern = options.enable_cpu_mem_arena = False
         self.threads, self.name = os.cpu_count() or 1, files[0].stem
@@ -127,69 +119,9 @@ class ExportedSpeaker:
         points = unicodedata.normalize("NFD", "".join(symbols))
         ids = [self._ids[point] for point in f"^{points}$"]
         noise, length, variety = self._scales
-        inputs = {
-            "input": np.array([ids], np.int64),
-            "input_lengths": np.array([len(ids)], np.int64),
-            "scales": np.array([noise, length / speed, variety], np.float32),
-        }
-        if len(self.speakers) > 1:
-            inputs["sid"] = np.array([speaker], np.int64)
+        scales = noise, length / speed, variety
+        inputs = voice_inputs(ids, len(self.speakers), scales, speaker)
         return self._session.run(None, inputs)[0].ravel()
 
     def refresh(self) -> None:
         """Do nothing: a file has no newer checkpoints."""
-
-
-class RunSpeaker:
-    """A run, which may still train; see `Speaker`.
-
-    Its speakers are those of `references`, or the learned default. Arguments are those of
-    `Synthesizer`; without a checkpoint, the newest is used.
-    """
-
-    takes_reference = True
-    threads = 1
-
-    def __init__(
-        self,
-        run: Path,
-        references: Mapping[str, Sequence[Path]],
-        language: str | None = None,
-        vocoder: str | None = None,
-        checkpoint: str | None = None,
-    ):
-        trained = TrainedRun.open(run)
-        trained.check_task("tts")
-        self.name, self._run = run.name, run
-        self.language = choose_language(language, trained.record.languages)
-        self._references = references or {"default": ()}
-        for recordings in self._references.values():
-            for recording in recordings:
-                check_recording(recording, *REFERENCE)
-        self.speakers: Sequence[str] = [*self._references]
-        self._vocoder, self._fixed, self._checkpoint = vocoder, checkpoint, ""
-        # This and the import in `refresh` load TensorFlow.
-        from myxtts.placement import devices
-
-        self._device = devices.configure_default().routes[0].model
-        self.refresh()
-
-    def speak(
-        self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
-    ) -> Iterator[np.ndarray]:
-        name = self.speakers[choose_speaker(speaker, self.speakers)]
-        references = self._references[name] if reference is None else [reference]
-        options = replace(self._synthesizer.options, speed=speed)
-        return self._synthesizer.synthesize_sentences(text, references, self.language, options)
-
-    def refresh(self) -> None:
-        # Without one, Synthesizer says so.
-        newest = latest(self._run / "checkpoints") or Path()
-        name = self._fixed or newest.name
-        if name == self._checkpoint:
-            return
-        from myxtts.synthesis.synthesizer import Synthesizer
-
-        arguments = self._run, self._device, self._vocoder
-        self._synthesizer = Synthesizer(*arguments, checkpoint=name)
-        self._checkpoint = name

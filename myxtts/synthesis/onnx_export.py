@@ -22,6 +22,7 @@ from myxtts.files import write_json, write_whole
 from myxtts.models.xtts import XTTS, SpeakerCondition
 from myxtts.synthesis import piper
 from myxtts.synthesis.onnx_graph import OPSET, onnx_graph
+from myxtts.synthesis.spoken_text import voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.espeak import voice_of
@@ -55,7 +56,7 @@ class Graph(NamedTuple):
     traced: Any
     output: str
     metadata: dict[str, str]
-    weights: list[np.ndarray]  # its matrices that are trained
+    variables: Sequence[Any]  # which it refers to weakly
     example: dict[str, np.ndarray]  # inputs, to measure it
     vocoder: OnnxVocoder | None = None  # which follows in the file
 
@@ -131,9 +132,9 @@ def voice_graph(
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
     ids = np.random.default_rng(0).integers(FIRST_SYMBOL_ID, len(table.is_mark), SPOKEN_IDS)
     example = voice_inputs([BEGIN_ID, *ids.tolist(), END_ID], len(speakers))
-    weights = matrices([*network.variables, *vocoder.variables])
+    variables = [*network.variables, *vocoder.variables]
     output = "mel" if file else "output"
-    graph = Graph(traced.get_concrete_function(), output, metadata, weights, example, file)
+    graph = Graph(traced.get_concrete_function(), output, metadata, variables, example, file)
     return graph, document
 
 
@@ -153,23 +154,8 @@ def vocoder_graph(run: TrainedRun, device: str) -> Graph:
     metadata = {"model_type": "vocoder", "comment": "myxtts", "sample_rate": str(SAMPLE_RATE_HZ)}
     random = np.random.default_rng(0)
     mel = np.clip(np.cumsum(random.normal(0.0, 0.3, [1, MEL_BANDS, 300]), axis=2) - 5.0, -11.0, 1.0)
-    weights, example = matrices(vocoder.variables), {"mel": mel.astype(np.float32)}
-    return Graph(traced.get_concrete_function(), "wave", metadata, weights, example)
-
-
-def voice_inputs(
-    ids: Sequence[int], speakers: int, scales: Sequence[float] = (), speaker: int = 0
-) -> dict[str, np.ndarray]:
-    """Return the inputs of a voice as a player gives them."""
-    scales = scales or (piper.NOISE_SCALE, piper.LENGTH_SCALE, piper.NOISE_W)
-    inputs: dict[str, np.ndarray] = {
-        "input": np.array([ids], np.int64),
-        "input_lengths": np.array([len(ids)], np.int64),
-        "scales": np.array(scales, np.float32),
-    }
-    if speakers > 1:
-        inputs["sid"] = np.array([speaker], np.int64)
-    return inputs
+    example = {"mel": mel.astype(np.float32)}
+    return Graph(traced.get_concrete_function(), "wave", metadata, vocoder.variables, example)
 
 
 def speaker_condition(network: XTTS, mel: np.ndarray, language: int) -> SpeakerCondition:
@@ -296,7 +282,7 @@ def write_models(graph: Graph, folder: Path, name: str, document: dict[str, Any]
     if graph.vocoder:
         model = with_vocoder(model, graph.vocoder)
         expected = graph.vocoder.synthesize(tf.transpose(expected, graph.vocoder.order), None)
-    trained = trained_names(model, graph.weights)
+    trained = trained_names(model, matrices(graph.variables))
     rows = []
     variants = {"": write_float32, "-float16": write_float16, "-int8": write_int8}
     for suffix, write in variants.items():

@@ -15,12 +15,11 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.models.xtts import TEMPERATURE, XTTS, SpeakerCondition, SynthesisOptions
-from myxtts.synthesis.spoken_text import FADE_S, FRONTEND
+from myxtts.synthesis.spoken_text import FADE_S, FRONTEND, SCALES
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 
-# Of its players, whatever the voice says. With them, a voice speaks as `myxtts synthesize` does.
-NOISE_SCALE, LENGTH_SCALE, NOISE_W = 0.667, 1.0, 0.8
+NOISE_SCALE, LENGTH_SCALE, NOISE_W = SCALES
 SPECIAL = {"_": PADDING_ID, "^": BEGIN_ID, "$": END_ID}
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 FADE_SAMPLES = round(FADE_S * SAMPLE_RATE_HZ)

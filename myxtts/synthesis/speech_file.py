@@ -4,7 +4,6 @@ import fcntl
 import io
 import logging
 import os
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,13 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.audio_file import REFERENCE, check_recording
+from myxtts.data.audio_file import (
+    HEADER_BYTES,
+    REFERENCE,
+    BlockwiseFile,
+    check_recording,
+    wav_header,
+)
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import check_writable, partial_file_of
 from myxtts.text.languages import choose_language
@@ -26,11 +31,6 @@ from myxtts.text.times import check_times_file, write_times
 from myxtts.training.runs import TrainedRun
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
-BLOCK_SAMPLES = 65_536
-# bytes, as FFmpeg writes them into a pipe: readers go on until the end of the stream
-UNKNOWN = 0xFFFFFFFF
-BYTES = 2  # of a sample
-HEADER_BYTES = 44
 
 log = logging.getLogger(__name__)
 
@@ -119,16 +119,6 @@ def check_output(out: Path, references: Sequence[Path]) -> None:
         )
 
 
-class BlockwiseFile(soundfile.SoundFile):
-    """A sound file that is written in blocks."""
-
-    def write(self, data: np.ndarray) -> None:
-        # libvorbis puts a whole write on the stack: one of 97 s crashes a process whose stack has 8
-        # MiB.
-        for first in range(0, len(data), BLOCK_SAMPLES):
-            super().write(data[first : first + BLOCK_SAMPLES])
-
-
 @contextmanager
 def sound_file(path: Path) -> Iterator[BlockwiseFile]:
     """Open a sound file, renamed to `path` at the end; after an error nothing is left.
@@ -189,15 +179,3 @@ def wav_stream(pipe: BinaryIO) -> Iterator[WavStream]:
     stream = WavStream(pipe)
     yield stream
     stream.end()
-
-
-def wav_header(data_bytes: int = UNKNOWN) -> bytes:
-    """Return the header of a mono 16-bit WAV (Multimedia Data Specifications 1.0)."""
-    pcm, channels = 1, 1
-    rates = SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * BYTES
-    form = struct.pack("<HHIIHH", pcm, channels, *rates, BYTES, 8 * BYTES)
-    # The fields have 32 bits: beyond 4 GiB there is no length.
-    data_bytes = min(data_bytes, UNKNOWN)
-    riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN)
-    fields = (b"RIFF", riff_bytes, b"WAVE", b"fmt ", len(form), form, b"data", data_bytes)
-    return struct.pack("<4sI4s4sI16s4sI", *fields)

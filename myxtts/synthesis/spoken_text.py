@@ -1,6 +1,7 @@
 """A text as chunks for a voice, and the waves of chunks as one speech. Without TensorFlow."""
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ FADE_S = 0.005
 # minute; human readers take longer.
 PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0.8}
 FRONTEND = "myxtts_frontend"  # in the JSON of an exported voice; no player reads it
+# Of players of exported voices: noise, length and variety. With them, a voice speaks as `myxtts
+# synthesize` does.
+SCALES = 0.667, 1.0, 0.8
 SILENCE_LEVEL = 0.01  # of the peak of a wave: -40 dB
 
 log = logging.getLogger(__name__)
@@ -97,3 +101,17 @@ def _leading_silence(wave: np.ndarray) -> int:
     level = np.abs(wave)
     audible = level > SILENCE_LEVEL * level.max(initial=0.0)
     return int(audible.argmax()) if audible.any() else len(wave)
+
+
+def voice_inputs(
+    ids: Sequence[int], speakers: int, scales: Sequence[float] = SCALES, speaker: int = 0
+) -> dict[str, np.ndarray]:
+    """Return the inputs of an exported voice as a player gives them."""
+    inputs: dict[str, np.ndarray] = {
+        "input": np.array([ids], np.int64),
+        "input_lengths": np.array([len(ids)], np.int64),
+        "scales": np.array(scales, np.float32),
+    }
+    if speakers > 1:
+        inputs["sid"] = np.array([speaker], np.int64)
+    return inputs

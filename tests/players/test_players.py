@@ -7,13 +7,10 @@ random weights.
 """
 
 import asyncio
-import json
-import os
 import socket
 import subprocess
 import sys
 import unittest
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -23,38 +20,23 @@ from wyoming.audio import AudioChunk, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
-from tests.fixtures import DEADLINE_S, temporary_folder
-
-ENGLISH = " ,.abdefhijklmnoprstuvwzæðŋɐɑɔəɚɛɜɡɪɫɹɾʃʊʌʒʔˈˌːθᵻ"
-TEXT = os.environ.get("TEXT", "The old teacher sang a quiet song.")
+from myxtts.serving.speakers import ExportedSpeaker
+from myxtts.synthesis.spoken_text import voice_inputs
+from tests.fixtures import DEADLINE_S
+from tests.players.voice import TEXT, voice_folder
 
 
 class PlayersTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = os.environ.get("VOICE")
-        if folder is None:
-            # TensorFlow, which takes seconds to import.
-            from tests.onnx_voice import export_voice
-
-            folder = temporary_folder(cls.addClassCleanup) / "voice"
-            export_voice(folder, symbols=ENGLISH, languages=("en",))
-        cls.folder = Path(folder)
-        cls.model = min(cls.folder.glob("*.onnx"), key=lambda path: len(path.name))
+        cls.folder = voice_folder(cls.addClassCleanup)
+        speaker = ExportedSpeaker(cls.folder)
+        cls.model = cls.folder / f"{speaker.name}.onnx"
         cls.voice = piper.PiperVoice.load(cls.model)
         (cls.phonemes,) = cls.voice.phonemize(TEXT)
         cls.ids = cls.voice.phonemes_to_ids(cls.phonemes)
-        document = json.loads(Path(f"{cls.model}.json").read_text(encoding="utf-8"))
-        defaults = document["inference"]
-        scales = [defaults[name] for name in ("noise_scale", "length_scale", "noise_w")]
-        inputs = {
-            "input": np.array([cls.ids], np.int64),
-            "input_lengths": np.array([len(cls.ids)], np.int64),
-            "scales": np.array(scales, np.float32),
-        }
-        if document["num_speakers"] > 1:
-            inputs["sid"] = np.zeros(1, np.int64)
         session = onnxruntime.InferenceSession(cls.model, providers=["CPUExecutionProvider"])
+        inputs = voice_inputs(cls.ids, len(speaker.speakers))
         cls.wave = session.run(None, inputs)[0].ravel()
 
     def test_wave_has_sound(self):

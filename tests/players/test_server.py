@@ -8,7 +8,6 @@ import asyncio
 import io
 import os
 import re
-import shutil
 import socket
 import statistics
 import subprocess
@@ -21,16 +20,16 @@ from pathlib import Path
 import numpy as np
 import openai
 import soundfile
-from playwright.sync_api import sync_playwright
 
+from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.serving.speakers import ExportedSpeaker
 from tests.fixtures import DEADLINE_S, temporary_folder
-from tests.players.test_players import ENGLISH, TEXT, spoken
+from tests.players.test_players import spoken
+from tests.players.voice import CHROMIUM, TEXT, chromium, voice_folder
 
 LONG_TEXT = " ".join([TEXT] * 5)
 CLIENTS = 8
 REQUESTS = int(os.environ.get("REQUESTS", "80"))
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def resident_mb(pid: int) -> float:
@@ -40,14 +39,8 @@ def resident_mb(pid: int) -> float:
 class ServerTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = os.environ.get("VOICE")
-        if folder is None:
-            # TensorFlow, which takes seconds to import.
-            from tests.onnx_voice import export_voice
-
-            folder = temporary_folder(cls.addClassCleanup) / "voice"
-            export_voice(folder, symbols=ENGLISH, languages=("en",))
-        cls.speaker = ExportedSpeaker(Path(folder))
+        folder = voice_folder(cls.addClassCleanup)
+        cls.speaker = ExportedSpeaker(folder)
         with socket.create_server(("127.0.0.1", 0)) as free:
             cls.wyoming_port = free.getsockname()[1]
         command = [sys.executable, "-m", "myxtts", "serve", "--model", str(folder), "--port", "0"]
@@ -88,12 +81,10 @@ class ServerTest(unittest.TestCase):
             sound, rate_hz = soundfile.read(io.BytesIO(answer.content))
             with self.subTest(form=kind):
                 self.assertAlmostEqual(
-                    len(sound) / rate_hz, len(expected) / self.speaker_rate_hz, delta=0.11
+                    len(sound) / rate_hz, len(expected) / SAMPLE_RATE_HZ, delta=0.11
                 )
                 if kind in ("wav", "flac"):
                     np.testing.assert_allclose(sound, expected, atol=1e-4)
-
-    speaker_rate_hz = 22_050
 
     def test_openai_raises_its_own_error(self):
         with self.assertRaisesRegex(openai.BadRequestError, "Use one of"):
@@ -130,9 +121,7 @@ class ServerTest(unittest.TestCase):
     @unittest.skipUnless(CHROMIUM, "Chromium")
     def test_page(self):
         screenshots = Path(os.environ.get("SCREENSHOTS", temporary_folder(self.addCleanup)))
-        with sync_playwright() as playwright:
-            options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        with chromium() as browser:
             for theme in ("light", "dark"):
                 for width in (390, 1280):
                     with self.subTest(theme=theme, width=width):
@@ -148,7 +137,7 @@ class ServerTest(unittest.TestCase):
                             "() => new Promise(done => { const wait = () => player.duration > 0"
                             " ? done(player.duration) : setTimeout(wait, 50); wait() })"
                         )
-                        expected_s = sum(map(len, self.speaker.speak(TEXT))) / self.speaker_rate_hz
+                        expected_s = sum(map(len, self.speaker.speak(TEXT))) / SAMPLE_RATE_HZ
                         self.assertAlmostEqual(length_s, expected_s, delta=0.05)
                         page.screenshot(path=screenshots / f"{theme}-{width}.png")
                         page.fill("#text", "①")
@@ -157,4 +146,3 @@ class ServerTest(unittest.TestCase):
                         page.screenshot(path=screenshots / f"{theme}-{width}-error.png")
                         self.assertLessEqual(page.evaluate("document.body.scrollWidth"), width)
                         self.assertEqual(errors, [])
-            browser.close()

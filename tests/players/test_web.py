@@ -14,12 +14,10 @@ import unittest
 from pathlib import Path
 
 import numpy as np
-from playwright.sync_api import sync_playwright
 
 from myxtts.serving.speakers import ExportedSpeaker
 from tests.fixtures import temporary_folder
-from tests.players.test_players import ENGLISH, TEXT
-from tests.players.test_server import CHROMIUM
+from tests.players.voice import CHROMIUM, TEXT, chromium, voice_folder
 
 PAGE = Path(__file__).parents[2] / "examples/web/index.html"
 PACKAGES = "onnxruntime-web", "phonemizer"
@@ -43,13 +41,9 @@ def static_server(folder: Path):
 class WebTest(unittest.TestCase):
     def test_wave_is_that_of_the_file(self):
         site = temporary_folder(self.addCleanup)
-        folder = os.environ.get("VOICE")
-        if folder is None:
-            from tests.onnx_voice import export_voice
-
-            folder = site / "voice"
-            export_voice(folder, symbols=ENGLISH, languages=("en",))
-        model = min(Path(folder).glob("*.onnx"), key=lambda path: len(path.name))
+        folder = voice_folder(self.addCleanup)
+        speaker = ExportedSpeaker(folder)
+        model = folder / f"{speaker.name}.onnx"
         for source, name in ((PAGE, PAGE.name), (model, "voice.onnx")):
             shutil.copy(source, site / name)
         shutil.copy(f"{model}.json", site / "voice.onnx.json")
@@ -57,12 +51,9 @@ class WebTest(unittest.TestCase):
             (site / "node_modules").symlink_to(modules)
         else:
             subprocess.run(["npm", "install", "--silent", *PACKAGES], cwd=site, check=True)
-        speaker = ExportedSpeaker(Path(folder))
         symbols = ["a", "b", "ː", "d", "ə"]
         expected = speaker._wave(symbols, len(speaker.speakers) - 1, 1.0)
-        with static_server(site) as url, sync_playwright() as playwright:
-            options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        with static_server(site) as url, chromium() as browser:
             page = browser.new_page()
             page.goto(url)
             page.wait_for_selector("#speak:enabled")
@@ -74,4 +65,3 @@ class WebTest(unittest.TestCase):
             page.click("#speak")
             page.wait_for_selector("#player:not([hidden])")
             print(page.inner_text("#status"))
-            browser.close()

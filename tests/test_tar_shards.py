@@ -63,7 +63,12 @@ class TarShardsTest(FolderCase):
         both = np.concatenate(self.waves[:2])
         file = io.BytesIO()
         soundfile.write(file, both, RATE_HZ, format="FLAC")
-        cuts = [{"id": "c0", "start": 0, "duration": 2.0}, {"id": "c1", "duration": 1.0}]
+        recording = {"sources": [{"type": "shar", "channels": [0], "source": ""}]}
+        lengths_s = {"c0": 2.0, "c1": 1.0}
+        cuts = [
+            {"id": id_, "start": 0, "duration": length_s, "recording": recording}
+            for id_, length_s in lengths_s.items()
+        ]
         said = {"language": "English", "speaker": "ann"}
         cuts[0]["supervisions"] = [
             {"text": text, "start": start, "duration": 1.0, **said}
@@ -120,6 +125,15 @@ class TarShardsTest(FolderCase):
 
     def with_id(self, path: str, id_: str) -> str:
         return stores.member_of(path)._replace(name=id_).address
+
+    def test_a_cut_without_texts_is_audio_alone(self):
+        self.shar()
+        cuts = self.tars / "cuts.000000.jsonl.gz"
+        lines = map(json.loads, gzip.decompress(cuts.read_bytes()).splitlines())
+        bare = "".join(json.dumps(cut | {"supervisions": []}) + "\n" for cut in lines)
+        cuts.write_bytes(gzip.compress(bare.encode()))
+        found = read_corpus(self.tars, "en", needs_text=False).rows
+        self.assertEqual([row.audio.rpartition("/")[2] for row in found], ["c0.flac", "c1.flac"])
 
     def test_a_bucket_of_tar_files_is_read_and_indexed(self):
         self.webdataset()

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -294,51 +294,55 @@ def _json_lines(file: _File) -> Table | None:
     """An object in each line: of NeMo, Hugging Face, or a cut of Lhotse."""
     if not file.first.lstrip().startswith(("{", "[")):
         return None
-    lines = _records(file.text, "\n")
-    entries = [(line, _entries(fields[0])) for line, fields in lines]
+    entries = list[tuple[int, dict[str, Any]]]()
+    for line, fields in _records(file.text, "\n"):
+        entries += [(line, entry) for entry in objects_of(fields[0])]
     if not entries[0][1]:
         raise DataError(
             f"{file.path} should have one JSON object in each line, but begins with"
             f" {file.first[:80]!r}. Write it as JSON lines."
         )
-    names: dict[str, None] = {}
-    for _, objects in entries:
-        for entry in objects:
-            names.update(dict.fromkeys(entry))
-    header = tuple(names)
-    columns = meanings(header, file.needs_text)
+    return table_of(entries, file.needs_text)
+
+
+def table_of(entries: Sequence[tuple[int, dict[str, Any]]], needs_text: bool) -> Table | None:
+    """Return lines and their objects as a table; None if no keys name the audio and the text."""
+    header = tuple(dict.fromkeys(chain.from_iterable(entry for _, entry in entries)))
+    columns = meanings(header, needs_text)
     if columns is None:
         return None
-    records = []
-    for (line, objects), (_, fields) in zip(entries, lines, strict=True):
-        records += [(line, [value_of(entry.get(name)) for name in header]) for entry in objects]
-        if not objects:
-            records.append((line, fields))
+    records = [(line, [value_of(entry.get(name)) for name in header]) for line, entry in entries]
     return Table(JSON, columns, records, header)
 
 
-def _entries(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a line: one for each supervision of a cut; none if it has no rows."""
+def objects_of(text: str) -> list[dict[str, Any]]:
+    """Return the objects of a line, one for each supervision of a cut; an empty one if it cannot be
+    used. The path of a cut in a Lhotse Shar, which is the whole of a file in a tar file, is its id.
+    """
     try:
         entry = json.loads(text)
         if not isinstance(entry, dict) or "supervisions" not in entry:
-            return [entry] if isinstance(entry, dict) else []
+            return [entry] if isinstance(entry, dict) else [{}]
         (source,) = entry["recording"]["sources"]
+        is_packed = source["type"] == "shar"
         # Another channel than that of the cut must not be heard.
-        if source["type"] != "file" or len(source["channels"]) != 1:
-            return []
+        if not is_packed and (source["type"] != "file" or len(source["channels"]) != 1):
+            return [{}]
         rows = []
-        for said in entry["supervisions"]:
-            row = {name: said.get(name) for name in ("text", "speaker", "language", "duration")}
-            row["language"] = language_code(row["language"])
-            rows.append(row | {"path": source["source"], "start": entry["start"] + said["start"]})
+        for said in entry["supervisions"] or [{}]:
+            row = {name: said.get(name) for name in ("text", "speaker")}
+            row["language"] = _language_code(said.get("language"))
+            row["duration"] = said.get("duration", entry.get("duration"))
+            row["path"] = entry["id"] if is_packed else source["source"]
+            # It may begin before its cut.
+            rows.append(row | {"start": max(entry["start"] + said.get("start", 0.0), 0.0)})
         return rows
     except (ValueError, KeyError, TypeError, AttributeError):
-        return []
+        return [{}]
 
 
 @cache
-def language_code(name: str | None) -> str | None:
+def _language_code(name: str | None) -> str | None:
     """Return the code of a language that Lhotse names in English, or else the name itself."""
     if not name:
         return None

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
@@ -14,12 +15,9 @@ from typing import Any
 
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
-from myxtts.data.tables import COLUMN_NAMES, JSON, Table, language_code, meanings, row_of, value_of
+from myxtts.data.tables import COLUMN_NAMES, objects_of, row_of, table_of
 from myxtts.errors import DataError
 from myxtts.stores import Member, Store, base_of, is_url, open_store
-
-# Cuts end at samples, and supervisions are rounded.
-SAME_S = 0.01
 
 
 def read_tar_shards(options: CorpusOptions) -> Layout | None:
@@ -46,24 +44,17 @@ def read_tar_shards(options: CorpusOptions) -> Layout | None:
         form, entries = "tar files listed for NeMo", _nemo(store, lists, tars)
     else:
         form, entries = "WebDataset", _webdataset(store, tars)
-    found = [*entries]
-    header = tuple(dict.fromkeys(chain.from_iterable(found)))
-    columns = meanings(header, options.needs_text)
-    if columns is None:
+    found = [*enumerate(entries, 1)]
+    table = table_of(found, options.needs_text)
+    if table is None:
+        keys = ", ".join(dict.fromkeys(chain.from_iterable(entry for _, entry in found)))
         raise DataError(
-            f"the tar files in {base} should have audio and texts, but have {', '.join(header)}."
+            f"the tar files in {base} should have audio and texts, but have {keys}."
             f" Name the texts {COLUMN_NAMES['text'][0]}, in a JSON or text file of each utterance."
         )
-    table = Table(JSON, columns, [], header)
-    rows = [
-        row_of(
-            line, [value_of(entry.get(name)) for name in header], table, folder, options.language
-        )
-        for line, entry in enumerate(found, 1)
-    ]
-    return Layout(
-        f"{form} in {base}, keys {', '.join(filter(None, columns))}", folder, rows, [folder]
-    )
+    rows = [row_of(*record, table, folder, options.language) for record in table.records]
+    form += f" in {base}, keys {', '.join(filter(None, table.columns))}"
+    return Layout(form, folder, rows, [folder])
 
 
 def _members(
@@ -98,30 +89,20 @@ def _objects(store: Store, name: str) -> Iterator[dict[str, Any]]:
     try:
         if name.endswith(".gz"):
             content = gzip.decompress(content)
-        for line in content.splitlines():
-            if line.strip():
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{store.base}/{name} cannot be read: {error}. Restore the file."
         ) from error
+    for line in content.decode(errors="replace").split("\n"):
+        if line.strip():
+            yield from objects_of(line)
 
 
 def _shar(store: Store, cuts: Iterable[str], tars: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each supervision: its cut is the whole of a file."""
     for name, tar in zip(cuts, tars, strict=False):
         audio = _audio(store, tar)
-        for cut in _objects(store, name):
-            for said in cut.get("supervisions") or [{}]:
-                row = {key: said.get(key) for key in ("text", "speaker")}
-                row |= {
-                    "path": audio.get(cut["id"]),
-                    "language": language_code(said.get("language")),
-                }
-                start_s, length_s = said.get("start", 0.0), said.get("duration", cut["duration"])
-                if start_s > SAME_S or length_s < cut["duration"] - SAME_S:
-                    row |= {"start": max(start_s, 0.0), "duration": length_s}
-                yield row
+        for row in _objects(store, name):
+            yield {**row, "path": audio.get(row.get("path", row.get("id", "")))}
 
 
 def _nemo(store: Store, lists: Iterable[str], tars: Iterable[str]) -> Iterator[dict[str, Any]]:

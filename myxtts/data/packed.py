@@ -154,14 +154,9 @@ class PackedRows(StoredRows):
     ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
         """Return what `build_manifest` does. Raises DataError if it was packed otherwise."""
         self._check_reading(reading_of(data, frontend, rule is not None))
-        rejected: list[RejectedRow] = []
-        rows = self._of_usable_length(data, rejected)
-        symbols: list[str] = []
-        if rule is not None:
-            if frontend.kind == "phonemes":
-                espeak.warn_of_other_version(self.reading["espeakng_loader"])
-            rows, symbols = self._usable_texts(rows, rule, None if grow else vocabulary, rejected)
-        rejected.sort(key=lambda row: row.line)
+        if rule is not None and frontend.kind == "phonemes":
+            espeak.warn_of_other_version(self.reading["espeakng_loader"])
+        rows, symbols, rejected = self._usable(data, rule, None if grow else vocabulary)
         speaker, language = (self._column(kind)[rows] for kind in ("speaker", "language"))
         speakers, languages = map(self._names, ("speaker", "language"))
         used = zip((speakers, languages), (speaker, language), strict=True)
@@ -198,57 +193,56 @@ class PackedRows(StoredRows):
                     " again."
                 )
 
-    def _rejected(self, row: int, reason: str, detail: str) -> RejectedRow:
-        (name,) = self._strings("id", np.array([row]))
-        return RejectedRow(self.base, int(row) + 1, shortened(name), reason, shortened(detail))
-
-    def _of_usable_length(self, data: DataConfig, rejected: list[RejectedRow]) -> np.ndarray:
-        samples = self._column("samples")[self._rows]
-        low, high = (seconds * SAMPLE_RATE_HZ for seconds in (data.min_seconds, data.max_seconds))
-        is_usable = (samples >= low) & (samples <= high)
-        # The packed corpus' own `rejected.csv` lists rows without samples.
-        for place in np.flatnonzero(~is_usable & (samples > 0)):
-            fault = duration_fault(int(samples[place]), data)
-            assert fault is not None
-            rejected.append(self._rejected(self._rows[place], fault.reason, fault.detail))
-        return self._rows[is_usable]
-
-    def _usable_texts(
-        self,
-        rows: np.ndarray,
-        rule: LengthRule,
-        vocabulary: Vocabulary | None,
-        rejected: list[RejectedRow],
-    ) -> tuple[np.ndarray, list[str]]:
-        """Return the rows whose texts can be spoken and aligned, and their symbols."""
+    def _usable(
+        self, data: DataConfig, rule: LengthRule | None, vocabulary: Vocabulary | None
+    ) -> tuple[np.ndarray, list[str], list[RejectedRow]]:
+        """Return the rows that can be used, the symbols of their texts, and the other rows, without
+        those that the corpus' own `rejected.csv` lists, which have no samples.
+        """
         tokens, begin, end, symbols = self._tokens
         languages = self._names("language")
         is_known, speaks = np.ones(len(symbols), bool), np.ones(len(languages), bool)
         if vocabulary:
             is_known = np.isin(symbols, (*NO_SYMBOLS, *vocabulary.symbols.symbols))
             speaks = np.isin(languages, vocabulary.languages)
+        low, high = (seconds * SAMPLE_RATE_HZ for seconds in (data.min_seconds, data.max_seconds))
         is_used = np.zeros(len(symbols), bool)
-        usable = [rows[:0]]
-        for first in range(0, len(rows), CHUNK_ROWS):
-            chunk = rows[first : first + CHUNK_ROWS]
-            counts = end[chunk] - begin[chunk]
-            found = tokens[flat_indices(begin[chunk], counts)]
-            firsts = np.cumsum(counts) - counts
-            equal = np.add.reduceat(np.append(found[1:] == found[:-1], False).astype(int), firsts)
-            samples = self._column("samples")[chunk]
-            language = self._column("language")[chunk]
-            is_usable = speaks[language] & np.logical_and.reduceat(is_known[found], firsts)
-            is_usable &= frame_count(samples) >= rule.frames_needed_for(counts - 2, equal)
-            is_used[found[np.repeat(is_usable, counts)]] = True
+        packed = self._rows[self._column("samples")[self._rows] > 0]
+        usable, rejected = [packed[:0]], list[RejectedRow]()
+        for first in range(0, len(packed), CHUNK_ROWS):
+            chunk = packed[first : first + CHUNK_ROWS]
+            samples, language = (self._column(name)[chunk] for name in ("samples", "language"))
+            is_usable = (samples >= low) & (samples <= high)
+            if rule is not None:
+                counts = end[chunk] - begin[chunk]
+                found = tokens[flat_indices(begin[chunk], counts)]
+                firsts = np.cumsum(counts) - counts
+                is_equal = np.append(found[1:] == found[:-1], False).astype(int)
+                needed = rule.frames_needed_for(counts - 2, np.add.reduceat(is_equal, firsts))
+                is_usable &= speaks[language] & np.logical_and.reduceat(is_known[found], firsts)
+                is_usable &= frame_count(samples) >= needed
+                is_used[found[np.repeat(is_usable, counts)]] = True
             usable.append(chunk[is_usable])
-            for place in np.flatnonzero(~is_usable):
-                text = [symbols[token] for token in found[firsts[place] :][1 : counts[place] - 1]]
-                of_row = text, languages[language[place]], int(samples[place])
-                fault = text_fault(*of_row, rule, vocabulary)
-                assert fault is not None
-                rejected.append(self._rejected(chunk[place], *fault))
+            rejected += [
+                self._rejected(int(row), data, rule, vocabulary) for row in chunk[~is_usable]
+            ]
         used = {symbols[place] for place in np.flatnonzero(is_used)}.difference(NO_SYMBOLS)
-        return np.concatenate(usable), sorted(used)
+        return np.concatenate(usable), sorted(used), rejected
+
+    def _rejected(
+        self, row: int, data: DataConfig, rule: LengthRule | None, vocabulary: Vocabulary | None
+    ) -> RejectedRow:
+        samples = int(self._column("samples")[row])
+        fault = duration_fault(samples, data)
+        reason = (fault.reason, fault.detail) if fault else None
+        if rule is not None and reason is None:
+            tokens, begin, end, symbols = self._tokens
+            text = [symbols[token] for token in tokens[begin[row] + 1 : end[row] - 1]]
+            language = self._names("language")[self._column("language")[row]]
+            reason = text_fault(text, language, samples, rule, vocabulary)
+        assert reason is not None
+        (id_,) = self._strings("id", np.array([row]))
+        return RejectedRow(self.base, row + 1, shortened(id_), reason[0], shortened(reason[1]))
 
 
 def _places_in(table: Sequence[str], names: Sequence[str]) -> np.ndarray:

@@ -134,9 +134,15 @@ class BucketTest(PackedCase):
         shutil.copytree(self.folder / "copy", self.folder / "bucket")
         for path in manifest.shard_cache.glob("*.kept"):
             path.unlink()
-        none = ShardCache(manifest.shard_cache, 0)
-        self.assertEqual(none.read(members[1]), contents[1])
-        self.assertEqual([*manifest.shard_cache.glob("*.kept")], [])
+        most = 2 * sum(map(len, contents))
+        for limit, size in ((0, 0), (most, most), (most, most)):
+            bounded = ShardCache(manifest.shard_cache, limit)
+            for number in range(40):
+                renamed = members[number % 9]._replace(name=str(number))
+                self.assertEqual(bounded.read(renamed), contents[number % 9])
+            kept = sum(path.stat().st_size for path in manifest.shard_cache.glob("*.kept"))
+            self.assertLessEqual(kept, size)
+            self.assertGreaterEqual(kept, 0.8 * size)
 
 
 class PackedTest(PackedCase):

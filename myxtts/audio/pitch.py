@@ -78,10 +78,15 @@ def _hops(wave, frames):
     """
     rows, samples = tf.unstack(tf.shape(wave))
     before = DECIMATION * LEAD_SAMPLES + (SMOOTHING_SAMPLES - DECIMATION) // 2
-    needed = (frames + WINDOW_HOPS + 1) * HOP_SAMPLES + SMOOTHING_SAMPLES - DECIMATION
+    count = (frames + WINDOW_HOPS + 1) * HOP_LENGTH
+    whole, rest = divmod(SMOOTHING_SAMPLES, DECIMATION)
+    needed = (count + whole) * DECIMATION
     padded = tf.pad(wave, [[0, 0], [before, needed - before - samples]])
-    smooth = tf.nn.avg_pool1d(padded[:, :, None], SMOOTHING_SAMPLES, DECIMATION, "VALID")
-    return tf.reshape(smooth, [rows, frames + WINDOW_HOPS + 1, HOP_LENGTH])
+    # By sums of DECIMATION samples, since `tf.nn.avg_pool1d` takes ten times as long on a CPU.
+    parts = tf.reshape(padded, [rows, -1, DECIMATION])
+    sums, of_rest = tf.reduce_sum(parts, axis=2), tf.reduce_sum(parts[:, :, :rest], axis=2)
+    total = tf.add_n([sums[:, i : i + count] for i in range(whole)]) + of_rest[:, whole:]
+    return tf.reshape(total / SMOOTHING_SAMPLES, [rows, -1, HOP_LENGTH])
 
 
 def _difference(hops):

@@ -1,7 +1,8 @@
 """A fast STFT with three quarters of overlap, its inverse, the gradients of both; fast lengths.
 
 Frames are made of whole hops, so that neither direction needs an index. The gradient of a real
-transform is a real transform: TensorFlow's own is a complex one, of twice the work.
+transform is a real transform: TensorFlow's own is a complex one, of twice the work. Framing and
+overlapping addition are each other's gradient: those of the slices took 8 % of a vocoder's step.
 """
 
 import numpy as np
@@ -23,11 +24,7 @@ def short_time_spectrum(wave, fft_samples: int):
     float32 [batch, samples], a multiple of the hop -> complex64 [batch, samples / hop - 3,
     fft_samples / 2 + 1].
     """
-    hop = fft_samples // OVERLAP
-    hops = tf.reshape(wave, [tf.shape(wave)[0], -1, hop])
-    count = tf.shape(hops)[1] - OVERLAP + 1
-    frames = tf.concat([hops[:, i : i + count] for i in range(OVERLAP)], axis=2)
-    return _real_transform(frames * _hann(fft_samples))
+    return _real_transform(framed(wave, fft_samples) * _hann(fft_samples))
 
 
 def inverse_short_time_spectrum(spectrum, fft_samples: int):
@@ -36,13 +33,27 @@ def inverse_short_time_spectrum(spectrum, fft_samples: int):
     complex64 [batch, frames, fft_samples / 2 + 1] -> float32 [batch, (frames + 3) * hop]. The first
     and last three hops are in fewer than four frames, and fade.
     """
-    hop = fft_samples // OVERLAP
     frames = _inverse_real_transform(spectrum, fft_samples) * (_hann(fft_samples) / WINDOW_POWER)
-    parts = [
-        tf.pad(frames[:, :, i * hop : (i + 1) * hop], [[0, 0], [i, OVERLAP - 1 - i], [0, 0]])
-        for i in range(OVERLAP)
-    ]
-    return tf.reshape(tf.add_n(parts), [tf.shape(spectrum)[0], -1])
+    return overlap_added(frames)
+
+
+def framed(wave, samples: int):
+    """Cut waves into frames, each a hop of samples / 4 after the one before it.
+
+    [batch, S], a multiple of the hop -> [batch, S / hop - 3, samples].
+    """
+
+    @tf.custom_gradient
+    def frames_of(wave):
+        return _framed(wave, samples), _overlap_added
+
+    return frames_of(wave)
+
+
+@tf.custom_gradient
+def overlap_added(frames):
+    """Add frames where they overlap: [batch, T, samples] -> [batch, (T + 3) * samples / 4]."""
+    return _overlap_added(frames), lambda upstream: _framed(upstream, frames.shape[-1])
 
 
 def magnitude(spectrum, floor: float):
@@ -85,6 +96,20 @@ def _multiplicity(samples: int) -> np.ndarray:
     multiplicity = np.full(samples // 2 + 1, 2.0)
     multiplicity[[0, -1]] = 1.0
     return multiplicity.astype(np.complex64)
+
+
+def _framed(wave, samples: int):
+    hops = tf.reshape(wave, [tf.shape(wave)[0], -1, samples // OVERLAP])
+    count = tf.shape(hops)[1] - OVERLAP + 1
+    return tf.concat([hops[:, i : i + count] for i in range(OVERLAP)], axis=2)
+
+
+def _overlap_added(frames):
+    parts = [
+        tf.pad(part, [[0, 0], [i, OVERLAP - 1 - i], [0, 0]])
+        for i, part in enumerate(tf.split(frames, OVERLAP, axis=2))
+    ]
+    return tf.reshape(tf.add_n(parts), [tf.shape(frames)[0], -1])
 
 
 @tf.custom_gradient

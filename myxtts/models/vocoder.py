@@ -470,7 +470,8 @@ def _spectra(wave, target, size):
 
 def _compressed(spectrum):
     """Raise magnitudes to COMPRESSION, keep phases; proportional below about 3e-3."""
-    gain = tf.pow(_power(spectrum) + 1e-5, 0.5 * (COMPRESSION - 1.0))
+    # Not tf.pow: its gradient is another power.
+    gain = tf.exp(0.5 * (COMPRESSION - 1.0) * tf.math.log(_power(spectrum) + 1e-5))
     return spectral.scaled(spectrum, gain)
 
 

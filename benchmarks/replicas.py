@@ -3,6 +3,7 @@
     python benchmarks/replicas.py
     python benchmarks/replicas.py --tasks asr --replicas 2 --precisions mixed_bfloat16
     python benchmarks/replicas.py --gpus --replicas 2 --deterministic
+    python benchmarks/replicas.py --replicas 2 --accumulations 1 --steps 50 --shares 1 2
 
 Trains 20 steps of each case on the demo corpus, on simulated GPUs or real ones, and prints the
 largest differences of weights, averages and losses. The corpus is so small that some steps are
@@ -46,6 +47,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default=("float32",),
     )
     parser.add_argument("--accumulations", nargs="+", type=int, default=(1, 2))
+    parser.add_argument("--shares", nargs="+", type=float, default=(), help="of the replicas")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument(
         "--train-data", metavar="CORPUS", help="another corpus than the demo corpus"
@@ -77,7 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         task, replicas, accumulation, precision = case
         config = settings(task, accumulation, precision, options.train_data)
-        weights, averages, loss = differences(config, models[:replicas], options.steps)
+        arguments = config, models[:replicas], options.steps, options.shares
+        weights, averages, loss = differences(*arguments)
         print(
             f"| {' | '.join(map(str, case))} | {weights:.1e} | {averages:.1e} | {loss:.1e} |",
             flush=True,
@@ -104,14 +107,16 @@ def configure(replicas: int, options: argparse.Namespace) -> list[str]:
     return [route.model for route in placement.routes]
 
 
-def differences(config: Config, models: Sequence[str], steps: int) -> tuple[float, float, float]:
+def differences(
+    config: Config, models: Sequence[str], steps: int, shares: Sequence[float]
+) -> tuple[float, float, float]:
     """Return the largest differences of weights, averages and losses after so many steps.
 
     Args:
         models: device of each replica; the first is also the single device.
     """
-    several = train(config, models, steps, together=True)
-    single = train(config, models, steps, together=False)
+    several = train(config, models, steps, shares, together=True)
+    single = train(config, models, steps, shares, together=False)
     weights, averages, losses = (
         # Keeps NaN.
         float(
@@ -145,7 +150,7 @@ def settings(task: str, accumulation: int, precision: str, corpus: str | None) -
 
 
 def train(
-    config: Config, models: Sequence[str], steps: int, together: bool
+    config: Config, models: Sequence[str], steps: int, shares: Sequence[float], together: bool
 ) -> tuple[list[np.ndarray], ...]:
     """Train some steps of a plan for several replicas; return weights, averages and losses.
 
@@ -165,7 +170,7 @@ def train(
     )
     with tempfile.TemporaryDirectory() as folder:
         corpus, _, vocabulary = load_corpora(
-            config, Path(folder), length_rule_of(config), replicas=len(models)
+            config, Path(folder), length_rule_of(config), replicas=len(models), shares=shares
         )
         state = build_state(config, vocabulary, make_replicas(routes if together else routes[:1]))
         tune(config, state, corpus.plan)

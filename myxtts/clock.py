@@ -205,6 +205,10 @@ class Clock:
                 interval.blocked_s += share * (began_s - last_s - paused_s)
             self._last_s[times.producer] = times.produced_s
 
+    def drop_taken(self) -> None:
+        """Forget the batches that were taken and that no step will have."""
+        self._takes.clear()
+
     def _record_batches(self, batches: list[Times]) -> None:
         """Add the batches of a step to the timeline, with the times when the loop got them."""
         taken_s = 0.0

@@ -37,6 +37,7 @@ from myxtts.training.run_copy import run_copy
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Observation, due_parts, periods_of, without
 from myxtts.training.setup import TrainingSetup, open_run, resolve_start
+from myxtts.training.shares import DealShares
 from myxtts.training.stop_request import StopRequest, stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,8 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
         clock = Clock(
             producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
         )
+        if config.data.batch_shares == "auto":
+            hooks.append(DealShares(setup, step, clock, pipeline, feed))
         with description.translate_training_errors(setup):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
         if observer is not None:
@@ -179,12 +182,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
 
         # Last lines, after the feed, the progress bar and the handlers of signals are closed.
         resources.close()
-        if skipped := int(state.skipped_updates.numpy()):
-            log.info(
-                "float16        %d updates were skipped since this process started, because their"
-                " gradients overflowed",
-                skipped,
-            )
+        log_skipped_updates(int(state.skipped_updates.numpy()))
         log.info("traces         %d of the training step", step.traces)
         if replicas.is_chief:
             outcome = f"stopped by {stop.name}" if stop.due() else "finished"
@@ -324,6 +322,15 @@ def repeat_pending(
             return
         snapshot.load(checkpoint)
         observer.begin(observation)
+
+
+def log_skipped_updates(count: int) -> None:
+    if count:
+        log.info(
+            "float16        %d updates were skipped since this process started, because their"
+            " gradients overflowed",
+            count,
+        )
 
 
 def log_stop(stop: StopRequest, step: int) -> None:

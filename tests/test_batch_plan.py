@@ -6,7 +6,8 @@ import unittest
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.data.batch_plan import Plan, bucket_bounds
+from myxtts.data.batch_plan import Plan, bucket_bounds, deal_rows
+from myxtts.errors import ConfigError
 
 
 def corpus(utterances, seed=0, speakers=5):
@@ -100,7 +101,7 @@ class Epoch(unittest.TestCase):
     def test_every_epoch_has_the_same_number_of_steps_and_at_most_one_is_incomplete(self):
         for columns, buckets, settings in random_settings(60):
             plan = plan_of(columns, buckets, **settings)
-            whole = plan.batch_sizes * settings["accumulation"] * settings["replicas"]
+            whole = plan.batch_sizes.sum(axis=1) * settings["accumulation"]
             for number in range(3):
                 epoch = plan.epoch(number)
                 self.assertEqual(epoch.steps, plan.steps_per_epoch)
@@ -115,7 +116,7 @@ class Epoch(unittest.TestCase):
                 plan_of(columns, buckets, **settings | {"batch_size": size, "batch_seconds": 0.0})
                 for size in (1_000_000, share)
             )
-            self.assertEqual(set(capped.batch_sizes), {share})
+            self.assertEqual({*capped.batch_sizes.ravel()}, {share})
             np.testing.assert_array_equal(capped.epoch(1).order, fitting.epoch(1).order)
             self.assertEqual(capped.steps_per_epoch, 1)
 
@@ -178,6 +179,65 @@ class Replicas(unittest.TestCase):
         np.testing.assert_array_equal(both.step_start, single.step_start)
 
 
+class Shares(unittest.TestCase):
+    def test_rows_are_dealt_by_largest_remainder(self):
+        for rows, shares, expected in (
+            (32, (1, 1), [16, 16]),
+            (32, (1, 2), [11, 21]),  # 10.67 and 21.33
+            (16, (3, 1), [12, 4]),
+            (10, (1, 1, 1), [4, 3, 3]),
+            (9, (0.7, 0.2, 0.1), [6, 2, 1]),  # 6.3, 1.8 and 0.9
+            (2, (9, 1), [2, 0]),
+        ):
+            self.assertEqual(deal_rows(np.array([rows]), shares).tolist(), [expected])
+
+    def test_shares_change_who_takes_the_rows_of_a_step_and_nothing_else(self):
+        for columns, buckets, settings in random_settings(30):
+            settings |= {"replicas": 3}
+            equal = plan_of(columns, buckets, **settings).epoch(2)
+            plan = plan_of(columns, buckets, **settings, shares=(1.0, 1.5, 0.9))
+            epoch = plan.epoch(2)
+            for name in ("order", "references", "step_start", "step_bucket"):
+                np.testing.assert_array_equal(getattr(epoch, name), getattr(equal, name))
+            np.testing.assert_array_equal(utterances_of(epoch, 3), epoch.order)
+            for step, replica in itertools.product(range(epoch.steps), range(3)):
+                batches = epoch.batches(step, replica)
+                self.assertEqual(len(batches), epoch.microbatches[step])
+                size = plan.shape(epoch.step_bucket[step], replica)[0]
+                self.assertTrue(all(len(rows) <= size for rows, _ in batches))
+
+    def test_a_complete_step_gives_each_replica_full_batches_of_its_share(self):
+        plan = plan_of(corpus(500), batch_size=4, accumulation=3, replicas=2, shares=(1, 3))
+        epoch = plan.epoch(0)
+        for step in np.flatnonzero(np.diff(epoch.step_start) == 24):
+            for replica, size in enumerate((2, 6)):
+                self.assertEqual(
+                    [len(rows) for rows, _ in epoch.batches(step, replica)], [size] * 3
+                )
+
+    def test_the_incomplete_step_is_shared_in_proportion(self):
+        epoch = plan_of(corpus(7), batch_size=6, replicas=2, shares=(1, 2)).epoch(0)
+        self.assertEqual([len(epoch.batches(0, replica)[0][0]) for replica in (0, 1)], [3, 4])
+        epoch = plan_of(corpus(1), batch_size=6, replicas=2, shares=(1, 2)).epoch(0)
+        self.assertEqual([len(epoch.batches(0, replica)[0][0]) for replica in (0, 1)], [1, 0])
+
+    def test_a_replica_without_a_row_of_long_utterances_takes_an_empty_one(self):
+        plan = plan_of(corpus(500), batch_seconds=20.0, replicas=2, shares=(1, 9))
+        self.assertEqual(plan.batch_sizes.min(axis=0)[0], 0)
+        bucket = int(plan.batch_sizes[:, 0].argmin())
+        self.assertEqual(plan.shape(bucket, 0)[0], 1)
+        epoch = plan.epoch(0)
+        step = int(np.flatnonzero(epoch.step_bucket == bucket)[0])
+        self.assertEqual([len(rows) for rows, _ in epoch.batches(step, 0)], [0])
+        self.assertGreater(plan.padded_samples(epoch)[step], plan.bounds[bucket])
+
+    def test_a_share_that_never_gets_a_row_is_refused(self):
+        with self.assertRaisesRegex(
+            ConfigError, "--batch-shares 1 99 leaves replica 0 none of .* 8"
+        ):
+            plan_of(corpus(50), replicas=2, shares=(1, 99))
+
+
 class Shapes(unittest.TestCase):
     def test_batch_seconds_limits_padded_audio_and_gives_short_buckets_larger_batches(self):
         plan = plan_of(corpus(500), batch_seconds=30.0)
@@ -187,7 +247,7 @@ class Shapes(unittest.TestCase):
         self.assertGreater(shapes[0][0], shapes[-1][0])
 
     def test_batch_seconds_below_one_utterance_gives_batches_of_one(self):
-        self.assertEqual(plan_of(corpus(20), batch_seconds=0.1).batch_sizes.tolist(), [1, 1, 1, 1])
+        self.assertEqual(plan_of(corpus(20), batch_seconds=0.1).batch_sizes.tolist(), [[1]] * 4)
 
     def test_token_dimension_of_a_shape_is_the_maximum_over_all_utterances_that_fit(self):
         samples = np.array([100, 200, 600, 900])

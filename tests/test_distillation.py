@@ -89,7 +89,7 @@ class FreeTexts(unittest.TestCase):
     def test_a_fraction_of_less_than_one_row_is_named(self):
         def rows_of(fraction, *batch_sizes):
             config = Config(teacher=TeacherConfig(teacher="runs/voice", teacher_fraction=fraction))
-            plan = mock.Mock(batch_sizes=np.array(batch_sizes))
+            plan = mock.Mock(batch_sizes=np.array(batch_sizes)[:, None])
             return teacher_rows_of(config, VOCABULARY, None, plan, TextFrontend())
 
         with self.assertRaisesRegex(ConfigError, "0.05 is less .* has 16. Give at least 0.063"):

@@ -29,6 +29,8 @@ class HostValue(np.ndarray):
 class CountingState:
     """The part of a TrainingState that the loop uses."""
 
+    batch_shares = ()
+
     def __init__(self, bad_step=0):
         self.step, self.pending_observations = 0, ()
         self.bad_step = np.array(bad_step).view(HostValue)

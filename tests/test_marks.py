@@ -38,7 +38,7 @@ TABLES = {
     schema.IN_SYNC: "jobs outer_learning_rate outer_momentum sync_every sync_optimizer",
     schema.OF_FOLDER: "resume run runs_dir",
     schema.NAMES_GPUS: "data_gpu data_gpus model_gpu model_gpus",
-    schema.OFF_IN_TRIAL: "evaluate_every resume sample_every validate_every",
+    schema.OFF_IN_TRIAL: "batch_shares evaluate_every resume sample_every validate_every",
     schema.OFF_IN_EVALUATION: "cache_dataset data_service teacher_fraction",
     schema.IN_SCORES: "evaluate_asr evaluate_utterances guidance ode_steps variety vocoder",
     schema.OFF_IN_MERGE: "resume stop_at_step",
@@ -67,6 +67,7 @@ class MarksTest(unittest.TestCase):
         config = load(None, given)
         evaluation = {"data_service": None, "cache_dataset": False, "teacher_fraction": 0.0}
         trial = {"resume": False, "validate_every": 0, "sample_every": 0, "evaluate_every": 0}
+        trial["batch_shares"] = ()
         for mark, expected in (
             (schema.OFF_IN_EVALUATION, evaluation),
             (schema.OFF_IN_MERGE, {"stop_at_step": None, "resume": False}),

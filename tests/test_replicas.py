@@ -30,6 +30,7 @@ from tests.two_devices import FOUR
 FULL = [(5, 30), (6, 38), (4, 20)]  # tokens and frames
 SHORT = [(5, 25), (0, 0), (0, 0)]
 EMPTY = [(0, 0)] * 3
+LENGTHS = [(5, 30), (6, 38), (4, 20), (7, 33)]
 SMALL = recogniser.ASRSize(channels=16, blocks=1, memory=4, order=4)
 
 
@@ -132,6 +133,40 @@ class EquivalenceTest(unittest.TestCase):
         for build in (voice, transcriber):
             with self.subTest(task=build.__name__):
                 self.assert_same(build, 2, steps=4)
+
+
+class SharesTest(unittest.TestCase):
+    """Replicas with unequal batches, against one device that takes the same batches in turn."""
+
+    def steps(self, sizes: tuple[int, ...], steps: int) -> list[list[dict]]:
+        made = []
+        for step in range(steps):
+            shapes = [[LENGTHS[(step + row) % 4] for row in range(size)] for size in sizes]
+            tokens, frames = np.sum([pair for rows in shapes for pair in rows], axis=0)
+            whole = {"step_tokens": np.float32(tokens), "step_frames": np.float32(frames)}
+            parts = [features(rows, (8, 40), seed=9 * step + i) for i, rows in enumerate(shapes)]
+            made.append([part | whole for part in parts])
+        return made
+
+    def difference(self, sizes: tuple[int, ...], build=toy, steps=50) -> float:
+        batches = self.steps(sizes, steps)
+        replicated, step, losses = trained(build, len(sizes), batches)
+        single, _, expected = trained(build, 1, batches)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        self.assertEqual(step.traces, 1)
+        pairs = zip(values(replicated), values(single), strict=True)
+        return max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs)
+
+    def test_unequal_shares_are_as_close_to_one_device_as_equal_ones(self):
+        equal = self.difference((2, 2))
+        for sizes in ((1, 2), (3, 1), (1, 3)):
+            self.assertLessEqual(self.difference(sizes), 2 * equal, sizes)
+
+    @long
+    def test_a_voice_with_unequal_shares_is_as_close_to_one_device(self):
+        equal = self.difference((2, 2), voice)
+        for sizes in ((1, 2), (3, 1)):
+            self.assertLessEqual(self.difference(sizes, voice), 2 * equal, sizes)
 
 
 class HandOverTest(unittest.TestCase):
@@ -278,6 +313,30 @@ class RunTest(unittest.TestCase):
             self.assertEqual(validations["own"], validations[other])
             for name, array in arrays["own"].items():
                 np.testing.assert_array_equal(array, arrays[other][name], f"{name} of {other}")
+
+    def test_shares_are_printed_recorded_and_may_change_at_a_resume(self):
+        flags = "--model-gpus 0 1 --batch-size 2 --run sh --gradient-accumulation 2".split()
+        shared = self.workspace.train("sh", *flags, "--max-steps", "1", "--batch-shares", "1", "3")
+        self.assertEqual(shared.code, 0, shared.err)
+        self.assertIn("in 2 x (1 + 3) rows", shared.out)
+        self.assertEqual(self.metadata("sh", 1)["batch_shares"], [1.0, 3.0])
+        first = read_metrics(self.workspace.run_dir("sh") / "metrics.jsonl")[0]
+        self.assertEqual((first["batch_share_0"], first["batch_share_1"]), (0.25, 0.75))
+        other = ["--max-steps", "2", "--resume", "--batch-shares", "1", "1"]
+        resumed = self.workspace.train("sh", *flags, *other)
+        self.assertEqual(resumed.code, 0, resumed.err)
+        # The rest of the epoch is not shuffled anew, as with another number of replicas.
+        self.assertEqual(self.metadata("sh", 2)["position"][2], [])
+
+    def test_shares_that_do_not_fit_the_replicas_are_refused(self):
+        for flags, words in (
+            ("--model-gpus 0 1 --batch-shares 1 2 3", "has 3 numbers for 2 replicas. Give one for"),
+            ("--batch-shares 1 2", "has 2 numbers for 1 replicas"),
+            ("--batch-shares auto", "was given to a single replica"),
+        ):
+            refused = self.workspace.train("refused", *flags.split())
+            self.assertEqual(refused.code, 2)
+            self.assertIn(words, refused.err)
 
     def test_scale_learning_rate_multiplies_the_rate_by_the_replicas(self):
         flags = "--model-gpus 0 1 --batch-size 2 --max-steps 2 --warmup-steps 0"

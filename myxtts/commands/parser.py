@@ -240,7 +240,9 @@ def read_settings(
     overrides: dict[str, Any] = {}
     for name in SETTINGS.keys() & vars(options).keys():
         value = vars(options).pop(name)
-        overrides[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = value[0] if value == [SETTINGS[name].word] else tuple(value)
+        overrides[name] = value
     path = getattr(options, "config", None)
     # A command that names the corpus has all settings, as at the start of the run.
     if path is None and overrides.get("resume") and "train_data" not in overrides:

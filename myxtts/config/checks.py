@@ -83,6 +83,22 @@ def check_worker_count(config: Config, workers: int) -> None:
         raise ConfigError(f"--sync-every was given to {workers} workers, {reason}.")
 
 
+def check_shares(config: Config, replicas: int, has_workers: bool) -> None:
+    """Raise ConfigError if --batch-shares does not fit the replicas of all workers."""
+    shares = config.data.batch_shares
+    if shares == "auto" and (has_workers or replicas == 1):
+        found = "several workers" if has_workers else "a single replica"
+        raise ConfigError(
+            f"--batch-shares auto was given to {found}, but it shares steps between the GPUs of one"
+            " machine. Name at least two with --model-gpus, or give the share of each worker."
+        )
+    if shares and shares != "auto" and len(shares) != replicas:
+        raise ConfigError(
+            f"--batch-shares has {len(shares)} numbers for {replicas} replicas. Give one for each"
+            " GPU of --model-gpus (of all workers, in their order), or leave it out."
+        )
+
+
 def check_xla(config: Config, replicas: int, placement: str, supports_xla: bool) -> None:
     """Raise ConfigError or PlacementError if XLA cannot compile the training step."""
     if config.training.compile != "xla":

@@ -39,7 +39,9 @@ SCRIPTS = {name: f"{path}.py" for name, path in (pair.split("=") for pair in _SC
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting; `kind` is that of an item where `many` make a list, `allowed` is in words."""
+    """One setting; `kind` is that of an item where `many` make a list, `allowed` is in words, and
+    `word` is a text that is allowed instead of a list or a number.
+    """
 
     section: str
     name: str
@@ -47,6 +49,7 @@ class Setting:
     many: bool
     choices: tuple[str, ...]
     nullable: bool
+    word: str
     allowed: str
     default: Any
     description: str
@@ -59,7 +62,9 @@ class Setting:
 
     @property
     def off(self) -> Any:
-        """The value that turns the setting off: null, false or 0."""
+        """The value that turns the setting off: null, (), false or 0."""
+        if self.many:
+            return ()
         return None if self.nullable else self.kind(0)
 
     def of(self, config: Config) -> Any:
@@ -117,6 +122,7 @@ def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section
         many=value["type"] == "array",
         choices=tuple(map(str, item.get("enum", ()))),
         nullable={"type": "null"} in form.get("anyOf", ()),
+        word=next((each["const"] for each in form.get("anyOf", ()) if "const" in each), ""),
         allowed=_allowed(form),
         default=field.default,
         description=" ".join(form["description"].split()),

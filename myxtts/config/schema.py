@@ -111,6 +111,7 @@ Silence = Annotated[float, Field(ge=15.0, le=80.0)]
 Loudness = Annotated[float, Field(ge=-50.0, le=-10.0)]
 Frontend = Literal["phonemes", "characters"]
 Normaliser = Literal["none", "words-1"]
+Share = Annotated[float, Field(ge=0.001, le=1000.0)]
 WaitSeconds = Annotated[int, Field(ge=1, le=86400)]
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 MIN_SECONDS = 0.05
@@ -257,6 +258,10 @@ class DataConfig(Section):
     """Utterances in a batch of each replica."""
     batch_seconds: Annotated[float, Field(ge=0.0, le=86400.0), FIXED] = 0.0
     """Audio seconds in a batch, with padding, instead of batch_size. 0 is off."""
+    batch_shares: Annotated[tuple[Share, ...] | Literal["auto"], OFF_IN_TRIAL] = ()
+    """Share of each replica in the rows of a step, such as the speeds of its GPUs: 1 2. `auto`
+    starts with equal shares, and deals the rows anew after 30 steps and at the end of an epoch
+    where a GPU waits for the others for more than 5 % of a step. Default: equal shares."""
     buckets: Annotated[int, Field(ge=1, le=64), FIXED] = 8
     """Number of duration buckets. More buckets need less padding, but each has fewer utterances."""
     reference_seconds: Annotated[Reference, IN_VOICES, FIXED, IN_ALL_JOBS, IN_MERGE] = 3.0

@@ -1,7 +1,8 @@
 """Stage A, the plan: the utterances of each step, a pure function of (seed, epoch, replicas).
 
 NumPy only. The plan has no state between epochs, so a run resumes by starting at a step, also with
-another number of replicas, which share the utterances left in the epoch.
+another number of replicas, which share the utterances left in the epoch. How large the share of
+each replica is changes only who takes which rows of a step.
 
 Utterances of similar length share a bucket, and a bucket has one padded length. Sorted by length,
 the utterances of a bucket are contiguous: a bucket takes as many whole steps as it can, and the
@@ -20,6 +21,7 @@ import numpy as np
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.data.manifest import Manifest
 from myxtts.data.texts import TeacherRows
+from myxtts.errors import ConfigError
 
 # So the costs in `bucket_bounds`, a square table of float64, take at most 512 KiB.
 CANDIDATES = 256
@@ -60,6 +62,19 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
     return (edges[ends] * HOP_SAMPLES).astype(np.int32)
 
 
+def deal_rows(rows: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """Deal numbers of rows in proportion to shares, by largest remainder: int64 [rows, shares].
+
+    Of equal remainders the first shares get a row.
+    """
+    exact = np.outer(rows, np.divide(shares, np.sum(shares)))
+    # A share of exactly n rows may be computed as slightly less.
+    dealt = np.floor(exact + 1e-9)
+    left = rows - dealt.sum(axis=1)
+    rank = np.argsort(np.argsort(dealt - exact, axis=1, kind="stable"), axis=1)
+    return (dealt + (rank < left[:, None])).astype(np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
     """One epoch. N utterances, S steps.
@@ -70,7 +85,7 @@ class EpochPlan:
             utterance itself if the speaker has no other.
         step_start: int64 [S + 1], step s has order[step_start[s]:step_start[s + 1]].
         step_bucket: int32 [S].
-        batch_sizes: int64 [buckets], utterances in a full batch.
+        batch_sizes: int64 [buckets, replicas], utterances in a full batch.
     """
 
     order: np.ndarray
@@ -78,7 +93,6 @@ class EpochPlan:
     step_start: np.ndarray
     step_bucket: np.ndarray
     batch_sizes: np.ndarray
-    replicas: int
 
     @property
     def steps(self) -> int:
@@ -88,23 +102,30 @@ class EpochPlan:
         return self.order[self.step_start[step] : self.step_start[step + 1]]
 
     @cached_property
+    def _share_start(self) -> np.ndarray:
+        """int64 [S, replicas + 1], where the share of each replica begins in `order`.
+
+        The incomplete step is shared in proportion to the batches of a replica. Rounded up, so that
+        the first replica with rows is never empty.
+        """
+        ends = np.cumsum(self.batch_sizes, axis=1)[self.step_bucket]
+        utterances = np.diff(self.step_start)[:, None]
+        ends = self.step_start[:-1, None] - (-utterances * ends // ends[:, -1:])
+        return np.column_stack([self.step_start[:-1], ends])
+
+    @cached_property
     def microbatches(self) -> np.ndarray:
         """int64 [S], batches of each replica in a step."""
-        shares = -(-np.diff(self.step_start) // self.replicas)
-        return -(-shares // self.batch_sizes[self.step_bucket])
+        sizes = np.maximum(self.batch_sizes, 1)[self.step_bucket]
+        return (-(-np.diff(self._share_start) // sizes)).max(axis=1)
 
     def batches(self, step: int, replica: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the microbatches of a replica in a step, each as (utterances, references), int32.
 
-        The incomplete step is shared evenly: some batches may be shorter or empty, but the first of
-        replica 0 has an utterance.
+        Some batches of the incomplete step may be shorter or empty.
         """
-        begin = int(self.step_start[step])
-        utterances = int(self.step_start[step + 1]) - begin
-        # Rounded up, so that replica 0 has the longest share and is never empty.
-        first = begin - (-utterances * replica // self.replicas)
-        last = begin - (-utterances * (replica + 1) // self.replicas)
-        size = int(self.batch_sizes[self.step_bucket[step]])
+        first, last = self._share_start[step, replica : replica + 2].tolist()
+        size = int(self.batch_sizes[self.step_bucket[step], replica])
         batches = []
         for number in range(self.microbatches[step]):
             start = min(first + number * size, last)
@@ -118,11 +139,12 @@ class Plan:
 
     `samples`, `token_counts` and `speakers` are columns of the manifest, `bounds` are as by
     `bucket_bounds`. Seed and epoch are the source of all randomness. `batch_seconds` of audio,
-    padding included, replace batch_size unless they are 0.
+    padding included, replace batch_size unless they are 0. `shares` are as by `deal`.
 
     Attributes:
-        batch_sizes: int64 [buckets], rows of a batch: no more than each replica's share of the
-            corpus.
+        batch_sizes: int64 [buckets, replicas], rows of a batch; of all replicas no more than the
+            corpus has, rounded up to the same number for each.
+        shares: of each replica, or empty for equal ones.
         step_sizes: int64 [buckets], utterances that a step was asked to have, which may be more
             than the corpus has.
     """
@@ -139,13 +161,14 @@ class Plan:
         batch_seconds: float = 0.0,
         accumulation: int = 1,
         replicas: int = 1,
+        shares: Sequence[float] = (),
     ):
         assert samples.max() <= bounds[-1]
         self.bounds = bounds
         asked = np.full(len(bounds), batch_size, np.int64)
         if batch_seconds:
             asked = np.maximum((batch_seconds * SAMPLE_RATE_HZ / bounds).astype(np.int64), 1)
-        self.batch_sizes = np.minimum(asked, -(-len(samples) // replicas))
+        self._dealt_rows = replicas * np.minimum(asked, -(-len(samples) // replicas))
         self.step_sizes = asked * accumulation * replicas
         self.samples = samples
         self.replicas = replicas
@@ -156,17 +179,44 @@ class Plan:
         up_to_bound = np.searchsorted(samples[self._by_length], bounds, side="right")
         longest_text = np.maximum.accumulate(token_counts[self._by_length])
         self._padded_tokens = np.concatenate([[0], longest_text])[up_to_bound]
+        self.deal(shares)
+
+    def deal(self, shares: Sequence[float]) -> None:
+        """Deal the rows of a step in proportion to the shares of the replicas; () is equally.
+
+        Holds for epochs planned from now on. Where few rows are dealt, a replica may get none; one
+        that never gets a row raises ConfigError.
+        """
+        equal = [1.0] * self.replicas
+        batch_sizes = deal_rows(self._dealt_rows, shares or equal)
+        for replica in np.flatnonzero(~batch_sizes.any(axis=0)):
+            raise ConfigError(
+                f"--batch-shares {' '.join(f'{share:g}' for share in shares)} leaves replica"
+                f" {replica} none of the {self._dealt_rows.max()} rows that all replicas take at a"
+                " time. Give it a larger share, leave its GPU out, or raise --batch-size."
+            )
+        self.shares, self.batch_sizes = tuple(shares), batch_sizes
 
     @cached_property
     def steps_per_epoch(self) -> int:
         """The same in every epoch, since it depends only on the lengths."""
         return len(self._layout(self._by_length, self.replicas)[1])
 
-    def shape(self, bucket: int) -> tuple[int, int, int]:
-        """Return (utterances, samples, tokens) of the batches in a bucket, padding included."""
-        columns = (self.batch_sizes, self.bounds, self._padded_tokens)
-        rows, samples, tokens = (int(column[bucket]) for column in columns)
-        return rows, samples, tokens
+    def describe_rows(self) -> str:
+        """Return the rows of the batches of each replica: `5 + 11`, or `2 to 5 + 4 to 11`."""
+        ranges = []
+        sizes = self.batch_sizes
+        for low, high in zip(sizes.min(axis=0), sizes.max(axis=0), strict=True):
+            ranges.append(f"{low} to {high}" if low < high else f"{high}")
+        return " + ".join(ranges)
+
+    def shape(self, bucket: int, replica: int | None = None) -> tuple[int, int, int]:
+        """Return (utterances, samples, tokens) of a replica's batches in a bucket, padding
+        included; by default of the replica with the most. A batch without utterances has one row.
+        """
+        rows = self.batch_sizes[bucket]
+        size = rows.max() if replica is None else max(rows[replica], 1)
+        return int(size), int(self.bounds[bucket]), int(self._padded_tokens[bucket])
 
     def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
         """Plan an epoch, counted from 0, or what the steps of `history` have left of it."""
@@ -208,7 +258,7 @@ class Plan:
         shift = np.repeat(starts[steps] - step_start[:-1], sizes)
         order = shuffled[np.arange(len(shuffled)) + shift]
         references = self._draw_references(order, random)
-        return EpochPlan(order, references, step_start, buckets[steps], self.batch_sizes, replicas)
+        return EpochPlan(order, references, step_start, buckets[steps], self.batch_sizes)
 
     def _draw_references(self, utterances: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Draw another utterance of the speaker of each, or itself if there is no other: int32."""
@@ -225,8 +275,8 @@ class Plan:
 
     def padded_samples(self, epoch: EpochPlan) -> np.ndarray:
         """Return the samples of all batches of each step, padding included: int64 [S]."""
-        shapes = (self.batch_sizes * self.bounds)[epoch.step_bucket]
-        return shapes * epoch.microbatches * epoch.replicas
+        shapes = np.maximum(epoch.batch_sizes, 1).sum(axis=1) * self.bounds
+        return shapes[epoch.step_bucket] * epoch.microbatches
 
     @cached_property
     def padding(self) -> float:
@@ -236,7 +286,9 @@ class Plan:
 
     @cached_property
     def buckets(self) -> list[tuple[int, int, int, float]]:
-        """Return (padded samples, rows of a batch, utterances, padding) of each bucket."""
+        """Return (padded samples, rows of the largest batch, utterances, padding) of each
+        bucket.
+        """
         epoch = self.epoch(0)
         count = len(self.bounds)
         bucket = np.repeat(epoch.step_bucket, np.diff(epoch.step_start))
@@ -244,7 +296,7 @@ class Plan:
         real = np.bincount(bucket, self.samples[epoch.order], count)
         padded = np.bincount(epoch.step_bucket, self.padded_samples(epoch), count)
         padding = 1 - real / np.maximum(padded, 1)
-        columns = (self.bounds, self.batch_sizes, utterances, padding)
+        columns = (self.bounds, self.batch_sizes.max(axis=1), utterances, padding)
         return [row for row in zip(*map(np.ndarray.tolist, columns), strict=True) if row[2]]
 
 
@@ -372,12 +424,12 @@ def planned_batches(
             "step_frames": np.array(frame_count(manifest.samples[averaged_rows]).sum(), np.float32),
             "step_tokens": np.array(manifest.token_counts[averaged_rows].sum(), np.float32),
         }
-        shape = plan.shape(step.bucket)
+        shapes = [plan.shape(step.bucket, replica) for replica in replicas]
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
         for microbatch in range(step.microbatches):
             if next(microbatches) % turn[1] != turn[0]:
                 continue
-            for replica, share in zip(replicas, shares, strict=True):
+            for replica, shape, share in zip(replicas, shapes, shares, strict=True):
                 rows, references = share[microbatch]
                 # The same batches draw the same numbers, whether one replica accumulates them or
                 # several share them.

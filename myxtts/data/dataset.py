@@ -59,14 +59,15 @@ def load_corpora(
     known: Vocabulary | None = None,
     replicas: int = 1,
     frontend: TextFrontend | None = None,
+    shares: Sequence[float] = (),
 ) -> tuple[Corpus, Corpus | None, Vocabulary]:
     """Load the training corpus and the validation corpus, if any, with a common vocabulary.
 
     The folder gets the cached manifests and rejected.csv. `length_rule` is None for a task that
     needs no texts. `known` is the vocabulary of the run that this one starts from, which is
-    extended unless there is a teacher. `replicas` share each training step. `frontend` is by
-    default as the settings say. Raises DataError or ConfigError if a corpus, the folder or the
-    teacher's share cannot be used.
+    extended unless there is a teacher. `replicas` share each training step, in proportion to
+    `shares`. `frontend` is by default as the settings say. Raises DataError or ConfigError if a
+    corpus, the folder, a share or the teacher's fraction cannot be used.
     """
     data = config.data
     frontend = frontend or frontend_of(data)
@@ -108,7 +109,7 @@ def load_corpora(
     else:
         rejected += unusable_validation
         report_rejected(rejected, checked, data.max_rejected, listing, excluded)
-    corpora = _plan_corpora(config, train, validation, vocabulary, replicas, frontend)
+    corpora = _plan_corpora(config, train, validation, vocabulary, replicas, frontend, shares)
     return *corpora, vocabulary
 
 
@@ -138,13 +139,14 @@ def _plan_corpora(
     vocabulary: Vocabulary,
     replicas: int,
     frontend: TextFrontend,
+    shares: Sequence[float],
 ) -> tuple[Corpus, Corpus | None]:
     data = config.data
     accumulation = config.training.gradient_accumulation
     # For the step of one replica, so that shapes do not depend on the number of replicas.
     step_utterances = 1 if data.batch_seconds else data.batch_size * accumulation
     bounds = bucket_bounds(train.samples, data.buckets, step_utterances)
-    plan = make_plan(train, bounds, config, accumulation, replicas)
+    plan = make_plan(train, bounds, config, accumulation, replicas, shares)
     training = Corpus(train, plan, teacher_rows_of(config, vocabulary, train, plan, frontend))
     if not len(validation):
         return training, None
@@ -163,16 +165,17 @@ def teacher_rows_of(
     fraction = teacher.teacher_fraction
     if teacher.teacher is None or config.model.task != "tts" or not fraction:
         return None
-    silent = plan.batch_sizes[teacher_row_count(plan.batch_sizes, fraction) == 0]
+    sizes = plan.batch_sizes.max(axis=1)
+    silent = sizes[teacher_row_count(sizes, fraction) == 0]
     less = f"--teacher-fraction {fraction:g} is less than one row"
-    if len(silent) == len(plan.batch_sizes):
+    if len(silent) == len(sizes):
         raise ConfigError(
             f"{less} of the largest batch, which has {silent.max()}. Give at least"
             f" {math.ceil(1000 / silent.max()) / 1000:g}, or 0 for a teacher that only aligns the"
             " recordings."
         )
     if len(silent):
-        buckets = f"{len(silent)} of {len(plan.batch_sizes)} buckets"
+        buckets = f"{len(silent)} of {len(sizes)} buckets"
         log.warning("%s of the batches of %s, where the teacher speaks nothing", less, buckets)
     if teacher.texts is None:
         return TeacherRows(fraction)
@@ -231,7 +234,12 @@ def audio_root_of(data: DataConfig) -> Path | None:
 
 
 def make_plan(
-    manifest: Manifest, bounds: np.ndarray, config: Config, accumulation: int = 1, replicas: int = 1
+    manifest: Manifest,
+    bounds: np.ndarray,
+    config: Config,
+    accumulation: int = 1,
+    replicas: int = 1,
+    shares: Sequence[float] = (),
 ) -> Plan:
     return Plan(
         manifest.samples,
@@ -243,6 +251,7 @@ def make_plan(
         seed=config.training.seed,
         accumulation=accumulation,
         replicas=replicas,
+        shares=shares,
     )
 
 

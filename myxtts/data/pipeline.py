@@ -206,11 +206,14 @@ class Pipeline:
         return closing(producer.replica_batches(corpus_pass))
 
     def open_feed(self, corpus_pass: Pass) -> "ReplicaFeed":
-        groups = [
+        return ReplicaFeed(self.feeds(corpus_pass), self._indices)
+
+    def feeds(self, corpus_pass: Pass) -> list[list[Feed[ReplicaBatches]]]:
+        """Return new feeds of all producers, which are not open yet, by group."""
+        return [
             [Feed(producer.replica_batches(corpus_pass), self._depth) for producer in group]
             for group in self._groups
         ]
-        return ReplicaFeed(groups, self._indices)
 
 
 def held_out_pipeline(
@@ -281,6 +284,14 @@ class ReplicaFeed:
         with ExitStack() as opened:
             for feed in self._feeds:
                 opened.push(feed)
+
+    def replace(self, groups: Sequence[Sequence[Feed[ReplicaBatches]]]) -> None:
+        """Close the feeds, without their batches, and go on with new ones; see `Pipeline.feeds`."""
+        is_stopped = self._feeds[0].is_stopped
+        self.__exit__()
+        self._groups, self._feeds, self._taken = groups, list(chain.from_iterable(groups)), 0
+        self.stop_waiting_when(is_stopped)
+        self.__enter__()
 
     def __iter__(self) -> Iterator[ReplicaBatches]:
         return self

@@ -111,6 +111,7 @@ class Record(_Section):
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
         selected_by: what made `best` the best; see `selection_of`.
         since_best: number of results since then, none of which was better.
+        batch_shares: of the replicas in a step; empty where all are equal.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         pending_observations: due up to this step, with results that it does not know; oldest first.
@@ -136,6 +137,7 @@ class Record(_Section):
     step: int = 0
     position: Position = Position()
     replicas: int = 1
+    batch_shares: tuple[float, ...] = ()
     audio_s: float = 0.0
     audio_s_since_sync: float = 0.0
     best: Best | None = None

@@ -48,8 +48,8 @@ def copy_arrays(state: TrainingState) -> Groups:
 
 def record_of(state: TrainingState, record: Record) -> Record:
     """Return the record of a run with the progress of its state."""
-    progress = ("step", "position", "audio_s", "audio_s_since_sync", "pending_observations")
-    changes = {name: getattr(state, name) for name in progress}
+    progress = "step position batch_shares audio_s audio_s_since_sync pending_observations"
+    changes = {name: getattr(state, name) for name in progress.split()}
     return record.model_copy(update={**changes, "replicas": state.replicas.count})
 
 

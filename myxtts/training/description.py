@@ -114,11 +114,14 @@ def _describe_corpora(setup: TrainingSetup) -> str:
 def _describe_step(setup: TrainingSetup) -> str:
     """Return the size of a step: `51.2 utterances and 204.3 audio seconds in 1 x 64 rows`."""
     plan, replicas = setup.corpora.training.plan, setup.replicas.count
-    samples, sizes = setup.corpora.training.manifest.samples, plan.batch_sizes
+    samples = setup.corpora.training.manifest.samples
     utterances = len(samples) / plan.steps_per_epoch
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / plan.steps_per_epoch
-    rows = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes.max()}"
-    share = f"{replicas} replicas x " if replicas > 1 else ""
+    share, rows = "", plan.describe_rows()
+    if not plan.shares and replicas > 1:
+        share, rows = f"{replicas} replicas x ", rows.partition(" + ")[0]
+    elif replicas > 1:
+        rows = f"({rows})"
     accumulation = setup.config.training.gradient_accumulation
     return (
         f"{utterances:.1f} utterances and {audio_s:.1f} audio seconds in {share}{accumulation} x"

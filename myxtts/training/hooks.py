@@ -36,6 +36,7 @@ class StepEnd:
         metrics: of the report that is due; hooks add to it.
         save: whether to write a checkpoint; set by the loop, and by a hook that needs one.
         owes_sync: the sync of this step was stopped, so its weights are not the final ones.
+        is_redealt: the feed begins anew after this step, with other shares of the replicas.
     """
 
     state: TrainingState
@@ -48,6 +49,7 @@ class StepEnd:
     metrics: dict[str, Any] = field(default_factory=dict)
     save: bool = False
     owes_sync: bool = False
+    is_redealt: bool = False
 
     def __post_init__(self) -> None:
         self.step = self.state.step

@@ -79,6 +79,10 @@ def train(
             # The batches of this step are free before the next ones are taken.
             del batches
             between_steps(end, step, schedule, hooks, intervals, savepoint, clock)
+            if end.is_redealt:
+                # Those that were taken ahead are of other shares.
+                ahead = LookAhead(feed, step, clock)
+                clock.drop_taken()
 
     # The last observation may take long. A request to stop leaves it to the resumed run.
     with clock.pause(OBSERVER):
@@ -189,12 +193,14 @@ class Intervals:
             losses = losses | {SKIPPED: skipped_updates - self._skipped_updates}
             self._skipped_updates = skipped_updates
         interval = self._clock.report() if self.counts else self._clock.forget()
+        shares = end.state.batch_shares
         remaining_steps = self._schedule.total_steps - end.state.step
         return {
             "epoch": end.planned.position.epoch,
             **losses,
             "learning_rate": self._schedule.learning_rate(end.step - 1),
             **interval.metrics(),
+            **{f"batch_share_{i}": share / sum(shares) for i, share in enumerate(shares)},
             "remaining_s": self._clock.remaining_s(interval, remaining_steps),
         }
 

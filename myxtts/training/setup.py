@@ -8,7 +8,7 @@ Training, the profiler and the preflight open a run in this way. Each stage need
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT, frame_count
-from myxtts.config.checks import check_xla
+from myxtts.config.checks import check_shares, check_xla
 from myxtts.config.flags import SETTINGS, marked
 from myxtts.config.schema import IN_SCORES, PER_MACHINE, Config
 from myxtts.data.batch_plan import Plan, steps_left
@@ -164,7 +164,8 @@ class OpenRun:
 
     def read_corpora(self) -> RunCorpora:
         """Read the corpora; raise DataError, also if the workers do not have the same."""
-        corpora = load_run_corpora(self.start, self.folder.path, self.replicas.count)
+        start, count = self.start, self.replicas.count
+        corpora = load_run_corpora(start, self.folder.path, count, first_shares(start, count))
         texts = corpora.training.teacher_rows
         digests = {"corpus": corpora.training.manifest.fingerprint}
         digests["--texts"] = texts.fingerprint if texts else NO_TEXTS
@@ -194,6 +195,7 @@ class OpenRun:
             )
         state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
         plan = corpora.training.plan
+        state.batch_shares = plan.shares
         notes = tune(config, state, plan)
         load_teacher = runs.teacher_loader(teacher, config, typical_sizes(plan))
 
@@ -251,6 +253,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     replicas = len(placement.routes)
     if cluster is not None:
         replicas *= cluster.count
+    check_shares(config, replicas, cluster is not None)
     check_xla(config, replicas, placement.name, task_of(config).supports_xla)
     devices.configure(
         placement,
@@ -281,7 +284,18 @@ def shared_settings(start: Start) -> dict[str, str]:
     return shared
 
 
-def load_run_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
+def first_shares(start: Start, replicas: int) -> Sequence[float]:
+    """Return the share of each replica in a step; of `auto` those of a run that resumes."""
+    shares = start.config.data.batch_shares
+    if shares != "auto":
+        return shares
+    recorded = start.resumed.record.batch_shares if start.resumed else ()
+    return recorded if len(recorded) == replicas else ()
+
+
+def load_run_corpora(
+    start: Start, folder: Path, replicas: int, shares: Sequence[float] = ()
+) -> RunCorpora:
     """Read the corpora of a run on one machine, without its devices.
 
     Raises DataError if a corpus cannot be used, and ConfigError if nothing is held out for what is
@@ -292,6 +306,7 @@ def load_run_corpora(start: Start, folder: Path, replicas: int) -> RunCorpora:
         *load_corpora(
             *(config, folder, length_rule_of(config), start.vocabulary, replicas),
             frontend=start.frontend,
+            shares=shares,
         ),
         folder,
     )
@@ -418,6 +433,7 @@ def make_step(config: Config, state: TrainingState) -> Step:
         training.gradient_accumulation,
         config.data.enable_static_shapes,
         compile_xla=training.compile == "xla",
+        measure_idle=config.data.batch_shares == "auto",
     )
 
 

@@ -45,6 +45,7 @@ class TrainingState:
         skipped_updates: of the loss scales of mixed_float16, since this process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
+        batch_shares: of the replicas in a step; empty where all are equal.
         session_start: step and position since which no step of the plan was left out.
         pending_observations: those whose results are not known yet, oldest first.
     """
@@ -82,6 +83,7 @@ class TrainingState:
         self.audio_s = 0.0
         self.audio_s_since_sync = 0.0
         self.position = Position()
+        self.batch_shares: tuple[float, ...] = ()
         self.session_start = 0, Position()
         self.pending_observations: tuple[Observation, ...] = ()
         self.require_devices()

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from myxtts.batch import Batch, tensor_specs
@@ -18,6 +19,10 @@ from myxtts.training.state import TrainedGroup, TrainingState
 # The rates of 1,024 steps are on the model device, so that a step makes no tensor there.
 TABLE_STEPS = 1024
 
+HOST = "/CPU:0"
+# In others than every fourth step the host runs ahead of the devices.
+IDLE_STEPS = 4
+
 SKIPPED = "skipped_updates"  # metric: updates that a loss scale has skipped
 
 CONTROLS_SPEC = {
@@ -25,6 +30,7 @@ CONTROLS_SPEC = {
     "learning_rate": tf.TensorSpec([TABLE_STEPS], tf.float32),
     "ema_decay": tf.TensorSpec([TABLE_STEPS], tf.float32),
     "stop": tf.TensorSpec([], tf.float32),
+    "measures_idle": tf.TensorSpec([], tf.int32),  # in host memory
 }
 
 
@@ -54,6 +60,8 @@ class Step:
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
+        measure_idle: add up how long each replica waits for the gradients of the slowest, in every
+            IDLE_STEPS-th step. The call of such a step waits for the gradients.
 
     Attributes:
         hand_over: copies a microbatch to the model devices, one batch for each replica.
@@ -66,6 +74,7 @@ class Step:
         accumulation: int,
         static_shapes: bool,
         compile_xla: bool,
+        measure_idle: bool = False,
     ):
         self._state = state
         self._clip = gradient_clip
@@ -90,6 +99,11 @@ class Step:
             copies = replicas.local_results(variable)
             for device, copy in zip(replicas.devices, copies, strict=True):
                 require_device(device, [("sum of gradients", copy)])
+        self._idle_s = None
+        if measure_idle:
+            with tf.device(HOST):
+                idle_s = tf.zeros([len(replicas.devices)], tf.float64)
+                self._idle_s = tf.Variable(idle_s, trainable=False)
         self._no_losses = []
         for device in replicas.devices:
             with tf.device(device):
@@ -187,6 +201,13 @@ class Step:
         """Whether any process had a request to stop at the step; waits for the device."""
         return bool(outcome.numpy()[-1] > 0)
 
+    def idle_s(self) -> np.ndarray:
+        """Return how long each replica has waited in the steps that measure it so far, float64
+        [replicas]; see `measure_idle`.
+        """
+        assert self._idle_s is not None
+        return self._idle_s.numpy()
+
     @property
     def traces(self) -> int:
         """How often the step was traced."""
@@ -211,9 +232,14 @@ class Step:
                 group_rate = learning_rate * group.spec.learning_rate_ratio
             unscaled(group.optimizer).learning_rate = group_rate
         local = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        arguments = (*local, steps_done, controls["stop"])
+        arguments = (*local, steps_done, controls["stop"], controls["measures_idle"])
         results = replicas.strategy.run(self._finish_on_replica, arguments)
-        outcome, is_finite, *skipped = (replicas.local_results(result)[0] for result in results)
+        results = [replicas.local_results(result) for result in results]
+        if self._idle_s is not None:
+            with tf.device(HOST):
+                ready_s = tf.stack(results.pop())
+                self._idle_s.assign_add(tf.reduce_max(ready_s) - ready_s)
+        outcome, is_finite, *skipped = (result[0] for result in results)
 
         def follow(average, variable):
             average.assign_sub((1.0 - ema_decay) * (average - variable))
@@ -267,10 +293,12 @@ class Step:
             total.assign_add(gradient)
         return losses_so_far + losses
 
-    def _finish_on_replica(self, batch, losses_so_far, steps_done, stop):
+    def _finish_on_replica(self, batch, losses_so_far, steps_done, stop, measures_idle):
         """On one replica: update the weights; return the outcome, and whether it is finite.
 
-        With a scaled loss, also return the number of groups whose update was skipped: int64.
+        With a scaled loss, also return the number of groups whose update was skipped, int64; with
+        `measure_idle`, when the gradients were ready, in seconds, or 0 if this step does not
+        measure it.
         """
         groups, replicas = self._state.groups, self._state.replicas
         losses, gradients = self._gradients(batch, steps_done)
@@ -281,6 +309,14 @@ class Step:
             ]
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
+        measured = []
+        if self._idle_s is not None:
+            with tf.control_dependencies(gradients):
+                # Queued on the device after all of them.
+                last = tf.reduce_max(gradients[0])
+            zero_s = tf.zeros([], tf.float64)
+            ready_s = tf.cond(measures_idle > 0, lambda: _host_time_s(last), lambda: zero_s)
+            measured.append(ready_s)
         packed = tf.concat([losses, [stop]], axis=0)
         reduced = replicas.all_reduce_sum([packed, *gradients])
         packed, *gradients = reduced
@@ -308,9 +344,10 @@ class Step:
             skipped.append(is_skipped)
         outcome = tf.concat([losses, [*figures, stop]], axis=0)
         is_finite = reduce(tf.logical_and, finite)
-        if not self._skips:
-            return outcome, is_finite
-        return outcome, is_finite, reduce(tf.add, [tf.cast(each, tf.int64) for each in skipped])
+        results = [outcome, is_finite]
+        if self._skips:
+            results.append(reduce(tf.add, [tf.cast(each, tf.int64) for each in skipped]))
+        return results + measured
 
     def _update(self, group: TrainedGroup, gradients) -> tuple:
         """On one replica: update a group; return its scaled norm, the scale, and if it is skipped.
@@ -328,6 +365,16 @@ class Step:
         return norm, scale, is_skipped
 
 
+def _host_time_s(element):
+    """Return when the host has received an element from its device, in seconds: float64."""
+    with tf.device(HOST):
+        on_host = tf.abs(element)
+        with tf.control_dependencies([on_host]):
+            now_s = tf.timestamp()
+        # TensorFlow drops a value that nothing uses, and with it the wait for the copy.
+        return tf.where(on_host < 0.0, tf.zeros([], tf.float64), now_s)
+
+
 class Controls:
     """What a step takes besides batches, on the device of the first replica.
 
@@ -340,6 +387,7 @@ class Controls:
         self._device = device
         with tf.device(device):
             self._stop = tf.constant(0.0), tf.constant(1.0)
+        self._flags = tf.constant(0), tf.constant(1)
         self._rates: Rates | None = None
         self._table: dict[str, tf.Tensor] = {}
         self._table_number = -1
@@ -360,7 +408,8 @@ class Controls:
                 for name in ("learning_rate", "ema_decay"):
                     values = map(getattr(rates, name), range(first, first + TABLE_STEPS))
                     self._table[name] = tf.constant(list(values), tf.float32)
-        return {"steps_done": self._steps_done_on_device, **self._table, "stop": self._stop[stop]}
+        flags = {"stop": self._stop[stop], "measures_idle": self._flags[number % IDLE_STEPS == 0]}
+        return {"steps_done": self._steps_done_on_device, **self._table, **flags}
 
     def advance(self, steps_done: tf.Tensor) -> None:
         """Count a step, with the number of steps done that it returned."""

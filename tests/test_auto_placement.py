@@ -16,7 +16,7 @@ from tests.fixtures import make_record
 import numpy as np
 
 from myxtts.commands.train import parse
-from myxtts.config.schema import Config, PlacementConfig, RunConfig, TrainingConfig
+from myxtts.config.schema import Config, DataConfig, PlacementConfig, RunConfig, TrainingConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import DataError, PlacementError
 from myxtts.placement.routes import plan_routes
@@ -150,6 +150,43 @@ class ChoosePlacementTest(unittest.TestCase):
         self.assertIn("R 2, P 5, T 2, C 22, A 3", lines)
         self.assertIn("a step of 2 replicas has 2 times the utterances", lines)
         self.assertIn("placement auto these devices share one CPU", lines)
+
+    def chosen_on_gpus(self, *profiles: StageProfile, **data) -> Config:
+        """Return the choice by what each of so many real GPUs was measured with."""
+        config = Config(placement=PlacementConfig(placement="auto"), data=DataConfig(**data))
+        measured = mock.Mock(side_effect=profiles)
+        with (
+            mock.patch("myxtts.placement.devices.gpu_count", return_value=len(profiles)),
+            mock.patch.object(auto, "measure_in_subprocess", measured),
+        ):
+            chosen = choose_placement(config, not_called)
+        pairs = [
+            (call.args[1].placement.data_gpu, call.args[1].placement.model_gpu)
+            for call in measured.mock_calls
+        ]
+        self.assertEqual(pairs, [(i, (i + 1) % len(profiles)) for i in range(len(profiles))])
+        return chosen
+
+    def test_unlike_gpus_are_each_measured_and_share_the_steps(self):
+        # GPU 1 trains and makes batches at half the speed of GPU 0.
+        profiles = profile(1, 8, 0, 200), profile(1, 16, 0, 100)
+        with self.assertLogs("myxtts", "INFO") as logged:
+            chosen = self.chosen_on_gpus(*profiles)
+        self.assertEqual(chosen.placement, PlacementConfig(model_gpus=(0, 1)))
+        self.assertEqual(chosen.data.batch_shares, (21.0, 11.0))
+        self.assertIn("what all GPUs would do if none ever waited", "\n".join(logged.output))
+        self.assertEqual(
+            self.chosen_on_gpus(*profiles, batch_shares="auto").data.batch_shares, "auto"
+        )
+
+    def test_gpus_that_differ_by_chance_share_equally(self):
+        chosen = self.chosen_on_gpus(profile(1, 8, 0, 100), profile(1, 8, 0, 103))
+        self.assertEqual((chosen.placement.model_gpus, chosen.data.batch_shares), ((0, 1), ()))
+
+    def test_named_shares_are_rejected(self):
+        config = self.AUTO.model_copy(update={"data": DataConfig(batch_shares=(1.0, 2.0))})
+        with self.assertRaisesRegex(PlacementError, "together with --batch-shares"):
+            choose_placement(config, not_called)
 
     def test_a_run_that_resumes_keeps_its_placement(self):
         runs = temporary_folder(self.addCleanup)

@@ -17,7 +17,7 @@ from myxtts.placement.routes import Route, plan_routes
 from myxtts.throughput import model, planner
 from myxtts.throughput.measure import check_one_replica
 from myxtts.throughput.model import STAGES, QueueDepths, RunResult, StageTimes, simulate
-from myxtts.throughput.planner import StageStatistics, candidate_placements, predict_all
+from myxtts.throughput.planner import Speeds, StageStatistics, candidate_placements, predict_all
 from tests.fixtures import FolderCase
 
 PROFILED = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02}, "read": {"mean_s": 0.005}}
@@ -263,6 +263,56 @@ class PlannerTest(unittest.TestCase):
                     expected = "dual" if of_batch_s > crossing_s else "replicated"
                     self.assertEqual(names(ranked)[0], expected)
 
+    def test_unlike_gpus_share_a_step_by_speed(self):
+        times = varied(400, 0.0, 0.008, 0.0, 0.1)
+        for speeds, rows in (((1.0, 0.5), (21, 11)), ((0.3, 1.0), (7, 25)), ((1.0, 1.0), ())):
+            found = planner.assign(candidate_placements(2), Speeds.of(speeds), times, 16)
+            best = predict_all(found, times)[0]
+            self.assertEqual(best.candidate.rows, rows)
+            slowest_s = 0.108 * max(
+                n / 16 / s for n, s in zip(rows or (16, 16), speeds, strict=True)
+            )
+            self.assertAlmostEqual(best.batches_per_s, 2 / slowest_s, delta=0.01)
+            self.assertAlmostEqual(best.bound_s, slowest_s / 2)
+        flags = "--model-gpus 0 1 --batch-shares 21 11"
+        found = planner.assign(candidate_placements(2), Speeds.of((1.0, 0.5)), times, 16)
+        self.assertIn(flags, [candidate.flags for candidate in found])
+
+    def test_unlike_gpus_have_the_roles_that_suit_them(self):
+        # GPU 0 is slow in training alone.
+        speeds, times = Speeds((1.0, 1.0), (0.1, 1.0)), varied(400, 0.0, 0.08, 0.0, 0.1)
+        found = planner.assign(candidate_placements(2), speeds, times, 16)
+        by_name = {candidate.name: candidate.flags for candidate in found}
+        self.assertEqual(by_name["dual"], "--data-gpu 0 --model-gpu 1")
+        self.assertEqual(by_name["single"], "--model-gpus 1")
+        self.assertEqual(predict_all(found, times)[0].candidate.name, "dual")
+
+    def test_a_replica_that_could_take_no_row_is_no_candidate(self):
+        times = varied(400, 0.0, 0.008, 0.0, 0.1)
+        found = planner.assign(candidate_placements(2), Speeds.of((1.0, 0.01)), times, 16)
+        self.assertEqual({candidate.replicas for candidate in found}, {1})
+
+    def test_water_is_filled_to_one_level(self):
+        for fixed_s, batch_s, batches, expected in (
+            ([0, 0], [1, 2], 3, [2, 1]),
+            ([2, 0], [1, 1], 4, [1, 3]),
+            ([9, 0, 0], [1, 1, 3], 4, [0, 3, 1]),  # the first one is busy for longer
+        ):
+            dealt = planner.water_fill(np.array(fixed_s), np.array(batch_s), batches)
+            np.testing.assert_allclose(dealt, expected)
+
+    def test_bound_of_the_gpus_lets_each_do_what_it_does_relatively_fast(self):
+        mean_s = {"produce": 0.02, "step": 0.1}
+        for speeds, expected_s in (
+            (Speeds.of((1.0,)), 0.12),
+            (Speeds.of((1.0, 0.5)), 0.12 / 1.5),
+            # GPU 0 makes 50 batches a second at most and trains on none; GPU 1 trains on 10.
+            (Speeds((1.0, 1.0), (1e-9, 1.0)), 0.1),
+            # GPU 1 trains on all x = 10 f of them and makes none: 50 (1 - f) + 50 = x, f > 1.
+            (Speeds((1.0, 1.0), (1.0, 1.0)), 0.06),
+        ):
+            self.assertAlmostEqual(speeds.bound_s(mean_s), expected_s)
+
     def test_second_producer_is_chosen_where_producing_takes_longer_than_the_step(self):
         slow, fast = (
             predict_all(
@@ -474,6 +524,16 @@ class PlanCommandTest(FolderCase):
         self.assertIn("--data-gpu 1 --model-gpu 0", swapped)
         _, enough = self.run_plan(f"--gpus 2 {times} --memory-mib 25000")
         self.assertNotIn("left out", enough)
+
+    def test_speeds_give_shares_and_the_distance_to_the_bound(self):
+        flags = "--gpus 2 --speeds 1 0.5 --produce-ms 8 --step-ms 100 --batch-size 15"
+        code, out = self.run_plan(flags)
+        self.assertEqual(code, 0, out)
+        self.assertIn("--model-gpus 0 1 --batch-shares 20 10)", out)
+        self.assertIn("busy: GPU 0 100%, GPU 1 100%; 100% of what all GPUs would do", out)
+        code, out = self.run_plan("--gpus 2 --speeds 1 --produce-ms 8 --step-ms 100")
+        self.assertEqual(code, 2)
+        self.assertIn("--speeds has 1 numbers for 2 GPUs. Give one for each.", out)
 
     def test_user_errors_exit_with_code_2(self):
         times = "--produce-ms 20 --step-ms 20"

@@ -1,4 +1,4 @@
-"""`myxtts plan`: predict throughput from mean stage times, with all GPUs equally fast."""
+"""`myxtts plan`: predict throughput from mean stage times."""
 
 import argparse
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.commands.parser import CommandParser, add_flag, add_json_flag, bounded
+from myxtts.config.schema import DataConfig
 from myxtts.errors import ConfigError
 from myxtts.files import check_writable, write_json
 from myxtts.throughput import planner
@@ -32,6 +33,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--produce-ms", "P: the data device makes a batch", ms)
     add_flag(parser, "--transfer-ms", "T: a batch moves to another GPU (default 0)", ms)
     add_flag(parser, "--step-ms", "C: the model trains on a batch", ms)
+    speed = "speed of each GPU, by which the times of its stages are divided (default: all 1)"
+    add_flag(parser, "--speeds", speed, bounded(float, 0.001, 1000.0), nargs="+")
+    rows = "rows of a batch, which unlike GPUs share unequally"
+    add_flag(parser, "--batch-size", rows, count, default=DataConfig().batch_size)
     variation = "standard deviation of the time of every stage, divided by its mean"
     add_flag(parser, "--variation", variation, bounded(float, 0.0, planner.MAX_VARIATION))
     all_reduce = "A: all-reduce of two replicas; k replicas take 2 (k - 1) / k times as long"
@@ -65,7 +70,11 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     all_reduce_s, observe_s = options.all_reduce_ms / 1e3, options.observe_ms / 1e3
     times = planner.sample_stage_times(costs, BATCHES)
     memory = memory_of(options)
+    speeds = speeds_of(options)
     candidates = planner.candidate_placements(options.gpus, memory=memory)
+    if not speeds.are_equal:
+        costs_of_steps = times, options.batch_size, depths, all_reduce_s, memory
+        candidates = planner.assign(candidates, speeds, *costs_of_steps)
     shortages = {candidate: memory.shortage(candidate) for candidate in candidates}
     left_out = {candidate: reason for candidate, reason in shortages.items() if reason}
     fitting = [candidate for candidate in candidates if candidate not in left_out]
@@ -76,6 +85,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         )
     ranked = planner.predict_all(fitting, times, depths, all_reduce_s, observe_s)
     print("\n".join(planner.format_table(ranked)))
+    print(planner.describe_best(ranked, speeds.bound_s(times.mean_s())))
     for reason in dict.fromkeys(left_out.values()):
         names = dict.fromkeys(c.name for c, given in left_out.items() if given == reason)
         print(f"left out: {'; '.join(names)}: {reason}")
@@ -90,6 +100,15 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         }
         write_json(options.json_file, figures)
     return 0
+
+
+def speeds_of(options: argparse.Namespace) -> planner.Speeds:
+    speeds = options.speeds or [1.0] * options.gpus
+    if len(speeds) != options.gpus:
+        raise ConfigError(
+            f"--speeds has {len(speeds)} numbers for {options.gpus} GPUs. Give one for each."
+        )
+    return planner.Speeds.of(speeds)
 
 
 def memory_of(options: argparse.Namespace) -> planner.Memory:

@@ -20,7 +20,7 @@ from myxtts.stores import local_path
 from myxtts.throughput import planner
 from myxtts.throughput.assess import SHARED
 from myxtts.throughput.model import LETTERS, QueueDepths
-from myxtts.throughput.planner import Prediction, StageProfile
+from myxtts.throughput.planner import Prediction, Speeds, StageProfile
 from myxtts.training.run_copy import fetch_run
 from myxtts.training.runs import RunFolder, TrainedRun
 
@@ -53,7 +53,10 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             workers.
         UserError: a run with these settings could not start or continue.
     """
-    if named := flags_of_gpus(config.placement):
+    named = flags_of_gpus(config.placement)
+    if config.data.batch_shares not in ((), "auto"):
+        named.append("--batch-shares")
+    if named:
         raise PlacementError(
             f"--placement auto was given together with {' and '.join(named)}. Remove one or the"
             " other from the command line and from the --config file."
@@ -80,12 +83,10 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     if (recorded := recorded_placement(config, gpus)) is not None:
         log.info("placement auto the run goes on with its placement")
         return with_placement(config, **recorded)
-    log.info(
-        "placement auto measuring %d steps: GPU 0 makes the batches, GPU 1 trains", MEASURED_STEPS
-    )
-    profile = measure_in_subprocess(measure, with_placement(config, data_gpu=0, model_gpu=1))
-    ranked = rank_placements(profile, gpus, config)
-    for line in (format_means(profile, config), *planner.format_table(ranked)):
+    profile, speeds = measure_gpus(measure, config, gpus)
+    ranked = rank_placements(profile, gpus, config, speeds)
+    bound_s = (speeds or Speeds.of([1.0] * gpus)).bound_s(profile.times.mean_s())
+    for line in (*planner.format_table(ranked), planner.describe_best(ranked, bound_s)):
         log.info("  %s", line)
     if config.placement.simulate_gpus:
         log.info("placement auto %s", SHARED)
@@ -96,9 +97,44 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             " replica",
             *(best.replicas,) * 2,
         )
-    return with_placement(
-        config, data_gpus=best.settings.data_gpus, model_gpus=best.settings.model_gpus
+    shares: str | tuple[float, ...] = tuple(map(float, best.rows))
+    if config.data.batch_shares == "auto" and best.replicas > 1:
+        shares = "auto"
+    gpus_of = {name: getattr(best.settings, name) for name in ("data_gpus", "model_gpus")}
+    return with_placement(config, **gpus_of, batch_shares=shares)
+
+
+def measure_gpus(
+    measure: MeasureStages, config: Config, gpus: int
+) -> tuple[StageProfile, Speeds | None]:
+    """Measure the stages on each GPU, and log their means; return the profile of the first ones,
+    with the longest all-reduce, and the speeds of all relative to it, or None if they are equal.
+
+    Each GPU makes the batches once, and trains once on those of the GPU before it. Simulated GPUs
+    share one CPU, so they are equal.
+    """
+    profiles = []
+    for data in range(1 if config.placement.simulate_gpus else gpus):
+        model = (data + 1) % gpus
+        log.info(
+            "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains",
+            *(MEASURED_STEPS, data, model),
+        )
+        placed = with_placement(config, data_gpu=data, model_gpu=model, batch_shares=())
+        profiles.append(measure_in_subprocess(measure, placed))
+        log.info("  %s", format_means(profiles[-1], config))
+    means = [profile.times.mean_s() for profile in profiles]
+    produce, step = (
+        [means[0][stage] / max(mean_s[stage], 1e-9) for mean_s in means]
+        for stage in ("produce", "step")
     )
+    # Profile n has the step of GPU n + 1.
+    speeds = Speeds(tuple(produce), tuple(step[-1:] + step[:-1]))
+    slowest = max(profile.all_reduce_s for profile in profiles)
+    first = profiles[0]._replace(all_reduce_s=slowest)
+    if max(max(stage) / min(stage) for stage in speeds) <= 1.0 + planner.TIE_TOLERANCE:
+        return first, None
+    return first, speeds
 
 
 def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
@@ -114,16 +150,21 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     is_same_machine = placement.simulate_gpus == config.placement.simulate_gpus
     if not is_same_machine or max(named_gpus(placement), default=0) >= gpus:
         return None
-    return {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
+    recorded = {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
+    if not config.data.batch_shares:
+        recorded["batch_shares"] = resumed.record.settings.data.batch_shares
+    return recorded
 
 
 def with_placement(config: Config, **settings: Any) -> Config:
     return with_values(config, {"placement": "manual", **settings})
 
 
-def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Prediction]:
+def rank_placements(
+    profile: StageProfile, gpus: int, config: Config, speeds: Speeds | None = None
+) -> list[Prediction]:
     """Return a prediction for each placement that can train with these settings, the fastest
-    first.
+    first; of unlike GPUs with their speeds relative to the profile.
     """
     data = config.data
     accumulation = config.training.gradient_accumulation
@@ -132,12 +173,17 @@ def rank_placements(profile: StageProfile, gpus: int, config: Config) -> list[Pr
     # XLA compiles the step of one device.
     if config.training.compile == "xla":
         candidates = [candidate for candidate in candidates if candidate.replicas == 1]
+    depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    # The simulated steps are microbatches.
+    reduce_s = profile.all_reduce_s / accumulation
+    if speeds is not None:
+        rows = data.batch_size
+        candidates = planner.assign(candidates, speeds, times, rows, depths, reduce_s)
     return planner.predict_all(
         candidates,
         times,
-        QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers),
-        # The simulated steps are microbatches.
-        profile.all_reduce_s / accumulation,
+        depths,
+        reduce_s,
         observe_per_step_s(profile, config) / accumulation,
         lambda replicas: planner.resample_steps(times, profile.bucket, replicas, SIMULATED_STEPS),
     )

@@ -58,6 +58,32 @@ class StageTimes:
         return replace(self, read_s=np.full_like(self.read_s, mean_s))
 
 
+class Work(NamedTuple):
+    """How unlike devices share the work of a step.
+
+    Attributes:
+        batches: of each route; in sum one for each.
+        produce, step: speeds of the devices in these stages, relative to the measured times.
+    """
+
+    batches: Sequence[Fraction]
+    produce: Mapping[str, float]
+    step: Mapping[str, float]
+
+
+def scaled(times: StageTimes, routes: Sequence[Route], work: Work) -> StageTimes:
+    """Return the times of the batches of the routes in turn as unlike devices take them."""
+    result = times.map(np.copy)
+    for number, route in enumerate(routes):
+        for stage in STAGES:
+            result[stage][number :: len(routes)] *= float(work.batches[number])
+        result.step_s[number :: len(routes)] /= work.step[route.model]
+        turns = len(route.data_devices) * len(routes)
+        for turn, device in enumerate(route.data_devices):
+            result.produce_s[number + turn * len(routes) :: turns] /= work.produce[device]
+    return result
+
+
 class QueueDepths(NamedTuple):
     """The settings of a run that say how far its stages run ahead; each is at least 1.
 
@@ -270,6 +296,7 @@ def analytic_bound(
     all_reduce_s: float = 0.0,
     observe_s: float = 0.0,
     observer: str = "",
+    work: Work | None = None,
 ) -> tuple[str, float]:
     """Return the mean seconds per batch where no time varies and all queues are deep: the busiest
     resource decides.
@@ -283,6 +310,7 @@ def analytic_bound(
         observe_s: V.
         observer: device that validates during training; empty if all model devices wait for the
             first one.
+        work: of unlike devices.
 
     Returns:
         The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.
@@ -292,7 +320,7 @@ def analytic_bound(
     if len(routes) == 1:
         seconds["A"] = 0.0
     loads_s: dict[str, float] = {}
-    for load in _loads(routes, workers, observer, seconds):
+    for load in _loads(routes, workers, observer, seconds, work):
         term = " + ".join(_format_term(n, letter) for letter, n in load.items())
         loads_s[term] = sum(float(n) * seconds[letter] for letter, n in load.items())
     bound_s = max(loads_s.values()) / len(routes)
@@ -310,7 +338,11 @@ def analytic_bound(
 
 
 def _loads(
-    routes: Sequence[Route], workers: int, observer: str, seconds: Mapping[str, float]
+    routes: Sequence[Route],
+    workers: int,
+    observer: str,
+    seconds: Mapping[str, float],
+    work: Work | None,
 ) -> list[dict[str, Fraction]]:
     """Return how often each resource does what in a step, by letter; without what takes no time,
     and without resources that do no more than another one.
@@ -321,20 +353,21 @@ def _loads(
     """
     loads: defaultdict[object, defaultdict[str, Fraction]]
     loads = defaultdict(lambda: defaultdict(Fraction))
-    for route in routes:
-        share = Fraction(1, len(route.data_devices))
+    batches = work.batches if work else [Fraction(1)] * len(routes)
+    produce, step = (work.produce, work.step) if work else ({}, {})
+    for count, route in zip(batches, routes, strict=True):
+        share = count / len(route.data_devices)
         for device in route.data_devices:
-            loads[device]["P"] += share
+            loads[device]["P"] += share / _fraction(produce.get(device, 1.0))
             if device != route.model:
                 loads[route.data_devices]["T"] += share
+        loads[route.model] |= {"C": count / _fraction(step.get(route.model, 1.0)), "A": Fraction(1)}
     models = [route.model for route in routes]
-    for model in models:
-        loads[model] |= {"C": Fraction(1), "A": Fraction(1)}
     observing = [observer] if observer else models
     for device in observing:
         loads[device]["V"] = Fraction(1)
-    for route in routes:
-        share = Fraction(1, len(route.data_devices) * workers)
+    for count, route in zip(batches, routes, strict=True):
+        share = count / (len(route.data_devices) * workers)
         for device in route.data_devices:
             loads["readers", device]["R"] += share
     kept: list[dict[str, Fraction]] = []
@@ -350,7 +383,13 @@ def _is_within(load: Mapping[str, Fraction], other: Mapping[str, Fraction]) -> b
     return all(n <= other.get(letter, 0) for letter, n in load.items())
 
 
+def _fraction(speed: float) -> Fraction:
+    return Fraction(speed).limit_denominator(10_000)
+
+
 def _format_term(n: Fraction, letter: str) -> str:
-    """Return n times a letter: `2 P`, `P / 2`."""
+    """Return n times a letter: `2 P`, `P / 2`, `1.31 P`."""
+    if n.numerator > 1 and n.denominator > 4:
+        return f"{float(n):.3g} {letter}"
     product = letter if n.numerator == 1 else f"{n.numerator} {letter}"
     return product if n.denominator == 1 else f"{product} / {n.denominator}"

@@ -2,8 +2,10 @@
 predicts from given or measured times. No TensorFlow.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -12,6 +14,7 @@ import pydantic
 from pydantic import Field
 
 from myxtts.config.schema import ObserverPlace, PlacementConfig
+from myxtts.data.batch_plan import deal_rows
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Placement, named_data_gpus, plan_routes
 from myxtts.throughput import model
@@ -27,19 +30,72 @@ MAX_VARIATION = 10.0
 MIN_VARIATION = 1e-9
 
 
+# Of more GPUs, not every order of them is tried in the roles of a placement.
+MAX_PERMUTED = 5
+
+
+class Speeds(NamedTuple):
+    """Speeds of the GPUs, by their numbers, relative to the measured times of the stages."""
+
+    produce: tuple[float, ...]
+    step: tuple[float, ...]
+
+    @classmethod
+    def of(cls, speeds: Sequence[float]) -> "Speeds":
+        return cls(tuple(speeds), tuple(speeds))
+
+    @property
+    def are_equal(self) -> bool:
+        return len({*self.produce}) == len({*self.step}) == 1
+
+    def bound_s(self, mean_s: Mapping[str, float]) -> float:
+        """Return the least seconds per batch of these GPUs, in whatever placement: none ever waits,
+        and each makes batches or trains on them by what it does relatively fast.
+        """
+        by_step = sorted(range(len(self.step)), key=lambda gpu: self.produce[gpu] / self.step[gpu])
+        # Batches a second, of each GPU.
+        made = np.array([self.produce[gpu] for gpu in by_step]) / max(mean_s["produce"], 1e-9)
+        trained = np.array([self.step[gpu] for gpu in by_step]) / max(mean_s["step"], 1e-9)
+        # The first ones train, the last ones produce, and one does both.
+        best = 0.0
+        for gpu in range(len(by_step)):
+            others = made[gpu + 1 :].sum() - trained[:gpu].sum()
+            trains = np.clip((others + made[gpu]) / (made[gpu] + trained[gpu]), 0.0, 1.0)
+            all_made = made[gpu + 1 :].sum() + (1.0 - trains) * made[gpu]
+            best = max(best, min(all_made, trained[:gpu].sum() + trains * trained[gpu]))
+        return 1.0 / best
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A placement to predict, and the settings that `plan_routes` makes it from."""
+    """A placement to predict, the settings that `plan_routes` makes it from, and of unlike GPUs the
+    rows of each replica in a step and the speeds.
+    """
 
     settings: PlacementConfig
     placement: Placement
+    rows: tuple[int, ...] = ()
+    speeds: Speeds | None = None
 
     @property
     def name(self) -> str:
-        models = self.settings.model_gpus
+        name, models = self.placement.name, self.settings.model_gpus
         if len(models) > 1 and set(models) & set(named_data_gpus(self.settings)):
-            return f"{self.placement.name}, data GPU trains too"
-        return self.placement.name
+            name += ", data GPU trains too"
+        return f"{name}, unequal shares" if self.rows else name
+
+    @property
+    def work(self) -> model.Work | None:
+        if self.speeds is None:
+            return None
+        batches = [Fraction(1)] * self.replicas
+        if self.rows:
+            batches = [Fraction(n * self.replicas, sum(self.rows)) for n in self.rows]
+        by_stage = (
+            {device.name: speeds[device.physical or 0] for device in self.placement.devices}
+            for speeds in self.speeds
+        )
+        return model.Work(batches, *by_stage)
 
     @property
     def replicas(self) -> int:
@@ -58,9 +114,13 @@ class Candidate:
             ("model", self.settings.model_gpus),
         ):
             if gpus:
-                flag = f"--{role}-gpus" if len(gpus) > 1 else f"--{role}-gpu"
+                flag = f"--{role}-gpu"
+                if len(gpus) > 1 or not named_data_gpus(self.settings):
+                    flag += "s"
                 words += [flag, *map(str, gpus)]
-        return "none" if self.placement.name == "single" else " ".join(words)
+        if self.rows:
+            words += ["--batch-shares", *map(str, self.rows)]
+        return "none" if words == ["--model-gpus", "0"] else " ".join(words)
 
 
 class Memory(NamedTuple):
@@ -133,6 +193,84 @@ def candidate_placements(
     return [Candidate(each, plan_routes(each, gpus)) for each in settings]
 
 
+def assign(
+    candidates: Iterable[Candidate],
+    speeds: Speeds,
+    times: StageTimes,
+    batch_rows: int,
+    depths: QueueDepths = DEFAULT_DEPTHS,
+    all_reduce_s: float = 0.0,
+    memory: Memory | None = None,
+) -> list[Candidate]:
+    """Return the candidates with unlike GPUs in the roles, and with rows of the replicas, that give
+    the lowest bound of those that fit into the memory; without those that leave a replica no row.
+
+    Args:
+        batch_rows: of a replica's batch with equal shares.
+    """
+    gpus, mean_s, assigned = len(speeds.step), times.mean_s(), []
+    orders = [sorted(range(gpus), key=lambda gpu: sign * speeds.step[gpu]) for sign in (-1, 1)]
+    if gpus <= MAX_PERMUTED:
+        orders = list(map(list, permutations(range(gpus))))
+    for candidate in candidates:
+        found: dict[tuple, Candidate] = {}
+        for order in orders:
+            data, models = (
+                tuple(sorted(order[gpu] for gpu in of_role))
+                for of_role in (candidate.settings.data_gpus, candidate.settings.model_gpus)
+            )
+            if (data, models) not in found:
+                gpus_of = {"data_gpus": data, "model_gpus": models}
+                settings = candidate.settings.model_copy(update=gpus_of)
+                each = Candidate(settings, plan_routes(settings, gpus), speeds=speeds)
+                found[data, models] = replace(each, rows=_rows_of(each, mean_s, batch_rows))
+        reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
+        by_bound: list[tuple[bool, float, int, Candidate]] = []
+        for each in found.values():
+            _, bound_s = model.analytic_bound(
+                each.placement.routes, mean_s, depths.num_workers, reduce_s, work=each.work
+            )
+            lacks_memory = memory is not None and bool(memory.shortage(each))
+            if 0 not in each.rows:
+                by_bound.append((lacks_memory, bound_s, len(by_bound), each))
+        if by_bound:
+            assigned.append(min(by_bound)[-1])
+    return assigned
+
+
+def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], batch_rows: int) -> tuple[int, ...]:
+    """Return rows with which all replicas work equally long in a step; empty for equal ones."""
+    routes, work = candidate.placement.routes, candidate.work
+    assert work is not None
+    # What a device makes for others, too, does not depend on its share.
+    fixed_s, batch_s = np.zeros(len(routes)), np.zeros(len(routes))
+    makes_own = all(route.data_devices == (route.model,) for route in routes)
+    for number, route in enumerate(routes):
+        batch_s[number] = mean_s["step"] / work.step[route.model]
+        produce_s = mean_s["produce"] / work.produce.get(route.model, 1.0)
+        if makes_own:
+            batch_s[number] += produce_s
+        elif route.model in route.data_devices:
+            fixed_s[number] = produce_s * len(routes) / len(route.data_devices)
+    batches = water_fill(fixed_s, np.maximum(batch_s, 1e-9), len(routes)).tolist()
+    rows = deal_rows(np.array([len(routes) * batch_rows]), batches)[0].tolist()
+    return () if len({*rows}) == 1 else tuple(rows)
+
+
+def water_fill(fixed_s: np.ndarray, batch_s: np.ndarray, batches: float) -> np.ndarray:
+    """Return the batches of each device, `batches` in sum, with which all that get any work equally
+    long, and no other could end sooner: float64 [devices] of seconds without and for a batch.
+    """
+    used = np.ones(len(fixed_s), bool)
+    while True:
+        rates = used / batch_s
+        level_s = (batches + (fixed_s * rates).sum()) / rates.sum()
+        dealt = (level_s - fixed_s) * rates
+        if (dealt >= 0.0).all():
+            return dealt
+        used &= dealt > 0.0
+
+
 def predict_all(
     candidates: Sequence[Candidate],
     times: StageTimes,
@@ -158,7 +296,9 @@ def predict_all(
             reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
             fewer = [replace(route, further_data=route.further_data[:-1]) for route in routes]
             bound_s, fewer_s = (
-                model.analytic_bound(some, times.mean_s(), depths.num_workers, reduce_s)[1]
+                model.analytic_bound(
+                    some, times.mean_s(), depths.num_workers, reduce_s, work=candidate.work
+                )[1]
                 for some in (routes, fewer)
             )
             if bound_s >= (1.0 - TIE_TOLERANCE) * fewer_s:
@@ -176,12 +316,14 @@ def predict(
     observe_s: float = 0.0,
 ) -> Prediction:
     """Predict the throughput of a placement; see `predict_all` for the arguments."""
-    placement = candidate.placement
+    placement, work = candidate.placement, candidate.work
     reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
     costs = depths.num_workers, reduce_s, observe_s
     formula, bound_s = model.analytic_bound(
-        placement.routes, times.mean_s(), *costs, placement.observer
+        placement.routes, times.mean_s(), *costs, placement.observer, work
     )
+    if work is not None:
+        times = model.scaled(times, placement.routes, work)
     observed = with_observation(times, placement, observe_s)
     result = model.simulate(placement.routes, observed, depths, reduce_s)
     return Prediction(candidate, formula, bound_s, result)
@@ -251,6 +393,20 @@ def format_table(ranked: Sequence[Prediction]) -> list[str]:
     best = ranked[0].candidate
     rate = f"{ranked[0].batches_per_s:.2f} batches/s"
     return [*lines, f"best: {best.name}, {rate} (flags: {best.flags})"]
+
+
+def describe_best(ranked: Sequence[Prediction], bound_s: float) -> str:
+    """Return what each GPU does in the best placement, and how far that is from the bound of all
+    GPUs, in seconds per batch; see `Speeds.bound_s`.
+    """
+    best, result = ranked[0].candidate, ranked[0].result
+    busy = (
+        f"GPU {device.physical} {result.busy_s[device.name] / result.duration_s:.0%}"
+        for device in best.placement.devices
+        if device.name in result.busy_s
+    )
+    reached = ranked[0].batches_per_s * bound_s
+    return f"busy: {', '.join(busy)}; {reached:.0%} of what all GPUs would do if none ever waited"
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True))

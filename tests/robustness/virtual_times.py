@@ -126,8 +126,8 @@ def measure(
     from myxtts.config.flags import turned_off, with_values
     from myxtts.models import vocoder
     from myxtts.models.xtts import SIZES, XTTSSize
-    from myxtts.throughput import measure
-    from myxtts.throughput.auto import rank_placements
+    from myxtts.throughput import measure, planner
+    from myxtts.throughput.auto import SIMULATED_STEPS
     from myxtts.throughput.planner import StageProfile
 
     argv = f"--task {task} --train-data {folder}/corpus/corpus.csv {FLAGS} {FLAGS_OF[task]}"
@@ -172,18 +172,23 @@ def measure(
     bound_s = max(feeds * produce_s, c_s + found.all_reduce_s * (replicas > 1))
     if placement in ("single", "replicas"):
         bound_s = produce_s + c_s + found.all_reduce_s * (replicas > 1)
-    predicted = [
-        each.candidate.replicas / each.batches_per_s
-        for each in rank_placements(found, 4, config)
-        if each.candidate.placement.routes == run.placement.routes
-    ]
+    # The profile has P of GPU 0 and C of GPU 1.
+    relative = ([float(each) / float(speeds[i]) for each in speeds] for i in (0, 1))
+    rows = run.setup.corpora.training.plan.batch_sizes.sum(axis=0).tolist()
+    candidate = planner.Candidate(
+        config.placement, run.placement, tuple(rows), planner.Speeds(*relative)
+    )
+    sampled = planner.resample_steps(
+        found.times.per_reader(config.data.num_workers), found.bucket, replicas, SIMULATED_STEPS
+    )
+    predicted = planner.predict(candidate, sampled, all_reduce_s=found.all_reduce_s)
     figures = " | ".join(f"{seconds:.3f}" for seconds in (*times_s, found.all_reduce_s, step_s))
     # P of GPU 0 and C of GPU 1, at the speed of each.
     alone_s = float(speeds[0]) * produce_s + float(speeds[1]) * c_s
     together_s = replicas * alone_s / sum(map(float, speeds))
     if placement == "shares":
         bound_s = together_s + found.all_reduce_s
-    of_planner = f"{predicted[0] / step_s - 1:+.1%}" if predicted else ""
+    of_planner = f"{replicas / predicted.batches_per_s / step_s - 1:+.1%}"
     wait = f"{total.wait_share:.1%}"
     idle = f"{max(0.0, 1 - c_s / step_s):.1%}" if replicas == 1 else ""
     columns = f"{step_s / bound_s:.3f} | {together_s / step_s:.3f} | {of_planner} | {wait} | {idle}"

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import io
+import json
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import time
 import types
 import unittest
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -196,6 +198,17 @@ class MainTest(FolderCase):
         expected = load(None, {"batch_size": 3, "learning_rate": 1e-5})
         self.assertEqual(load(self.write("config.yaml", out)), expected)
 
+    def test_the_json_schema_has_every_name_of_a_file(self):
+        code, out, _ = self.main("--print-json-schema")
+        self.assertEqual(code, 0)
+        schema = json.loads(out)
+        self.assertEqual({*schema["properties"]}, {"defaults", *SECTIONS})
+        sections = {name: schema["$defs"][type(value).__name__] for name, value in Config()}
+        for name, setting in SETTINGS.items():
+            form = sections[setting.section]["properties"][name]
+            self.assertEqual(" ".join(form["description"].split()), setting.description)
+        self.assertEqual(sections["data"]["additionalProperties"], False)
+
     def test_user_error_is_one_line_on_stderr_with_exit_code_2(self):
         message = "error: '--batch-sise' is not a flag. Did you mean --batch-size?\n"
         self.assertEqual(self.main("--batch-sise", "8"), (2, "", message))
@@ -267,7 +280,7 @@ class FreshInterpreterTest(FolderCase):
 class CommandTest(FolderCase):
     def test_every_command_has_a_name_a_help_line_and_flags(self):
         modules = {path.stem for path in (ROOT / "myxtts" / "commands").glob("*.py")}
-        shared = {"__init__", "main", "parser", "console"}
+        shared = {"__init__", "main", "parser", "console", "completion"}
         self.assertEqual({name.replace("-", "_") for name in main.COMMANDS}, modules - shared)
         for name in main.COMMANDS:
             with (
@@ -279,6 +292,30 @@ class CommandTest(FolderCase):
                 main.run([name, "--help"])
             self.assertEqual(stop.exception.code, 0)
             self.assertIn(f"usage: myxtts {name} ", out.getvalue())
+
+    @unittest.skipUnless(find_spec("shtab"), "shtab")
+    def test_a_shell_completes_commands_flags_and_choices(self):
+        script = self.folder / "completion"
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.assertEqual(main.run(["--print-completion", "bash"]), 0)
+        script.write_text(out.getvalue())
+        for words, expected in (
+            ("myxtts publ", "publish"),
+            ("myxtts train --model-siz", "--model-size"),
+            ("myxtts train --model-size ti", "tiny"),
+            ("myxtts export --form", "--format"),
+        ):
+            source = (
+                f"source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+            )
+            source += '; _shtab_myxtts myxtts "${COMP_WORDS[-1]}"; echo "${COMPREPLY[@]}"'
+            done = subprocess.run(["bash", "-c", source], capture_output=True, text=True)
+            with self.subTest(words=words):
+                self.assertEqual((done.stdout.split(), done.stderr), ([expected], ""))
+
+    def test_completion_for_an_unknown_shell_is_an_error(self):
+        with self.assertRaisesRegex(ConfigError, "shtab|Use one of bash"):
+            main.run(["--print-completion", "csh"])
 
     def test_error_for_an_unknown_command_suggests_the_nearest(self):
         with self.assertRaisesRegex(ConfigError, "'trian' is not a command. Did you mean train?"):

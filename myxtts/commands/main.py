@@ -47,6 +47,12 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
         print(f"usage: {prog} COMMAND [ARGUMENT ...]", "", *lines, "", sep="\n")
         print(f"{prog} COMMAND --help lists the flags of a command.")
         return 0
+    if argv[0] == "--print-completion":
+        # Imports all commands.
+        from myxtts.commands.completion import print_completion
+
+        print_completion(" ".join(argv[1:]), map(load_command, COMMANDS))
+        return 0
     name = argv[0]
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)

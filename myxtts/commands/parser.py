@@ -18,6 +18,7 @@ from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
+_NO_ARGUMENTS: Sequence[str] = ("",)  # for `parser_of`
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
 SPEAKERS = "a speaker and a recording of half a second or longer; by default those of the corpus"
@@ -26,6 +27,10 @@ RESUMING = (
     " config.yaml."
 )
 _SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
+
+
+class _Made(Exception):
+    """Carries the parser of a command."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -47,6 +52,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments without the program's name; raises ConfigError."""
+        if argv is _NO_ARGUMENTS:
+            raise _Made(self)
         # Behind -- the words are for another program.
         end = argv.index("--") if "--" in argv else len(argv)
         words = [*map(_hyphenated, argv[:end])]
@@ -74,6 +81,15 @@ class CommandParser(argparse.ArgumentParser):
     @property
     def flags(self) -> list[str]:
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
+
+
+def parser_of(main: Callable[[Sequence[str]], int]) -> CommandParser:
+    """Return the parser that the main function of a command makes first."""
+    try:
+        main(_NO_ARGUMENTS)
+    except _Made as made:
+        return made.args[0]
+    raise AssertionError(main)
 
 
 def bounded(
@@ -105,11 +121,11 @@ def add_flag(
 ) -> None:
     """Add a flag with a value to a parser or to a group of it; a path must be local."""
     if kind is Path:
-        kind = partial(_local_path, name)
+        kind = partial(local_path, name)
     parser.add_argument(name, help=meaning, type=kind, metavar=metavar, **options)
 
 
-def _local_path(flag: str, text: str) -> Path:
+def local_path(flag: str, text: str) -> Path:
     check_local(text, flag)
     return Path(text)
 

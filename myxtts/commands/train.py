@@ -1,11 +1,12 @@
 """`myxtts train`: settings → training → exit code."""
 
 import argparse
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from myxtts.commands.parser import add_switch, read_settings, settings_parser
-from myxtts.config.load import dump
+from myxtts.config.load import dump, json_schema
 from myxtts.config.schema import Config
 
 if TYPE_CHECKING:
@@ -19,11 +20,16 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     description = f"{HELP} Batches are made on one device while the model trains on another."
     parser = settings_parser(prog, description)
     add_switch(parser, "--print-config", "print the resolved settings as YAML and exit")
+    schema = "print the JSON schema of the file of --config, for editors, and exit"
+    add_switch(parser, "--print-json-schema", schema)
     return read_settings(parser, argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
+    if options.print_json_schema:
+        print(json.dumps(json_schema(), indent=2))
+        return 0
     if options.print_config:
         if (config.training.init_from or config.teacher.teacher) and not config.run.resume:
             from myxtts.training.runs import with_inherited_settings  # imports NumPy

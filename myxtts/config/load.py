@@ -135,6 +135,15 @@ def dump(config: Config) -> str:
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a file that `load` reads."""
+    schema = Config.model_json_schema()
+    meaning = "Files next to this one, which it builds on; later ones replace earlier ones."
+    names = {"type": "array", "items": {"type": "string"}, "description": meaning}
+    schema["properties"][DEFAULTS] = names
+    return schema
+
+
 def format_value(value: Any) -> str:
     """Return a value for a message: escaped, and cut."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,23 +1,28 @@
 """A voice of two speakers with random weights, exported as ONNX by the program."""
 
+import gc
+import unittest
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import tensorflow as tf
 
 from myxtts.commands import export as export_model
 from myxtts.config.schema import Config
 from myxtts.data.audio_file import write_wav
 from myxtts.models import vocoder
 from myxtts.models.vocoder import PITCH_BINS
-from myxtts.synthesis import export
+from myxtts.synthesis import export, onnx_export, spoken_text
+from myxtts.synthesis.spoken_text import voice_inputs
 from tests import tiny_vocoder
 from tests.fixtures import make_record, reported
 from tests.sine_corpus import sine
 from tests.tiny import ONE_BLOCK, build_model, save_checkpoint, small_models, training_state
 
+SCALES = {"default": spoken_text.SCALES, "quiet": (0.0, 1.3, 0.0)}
 SPEAKERS = {"low": 110.0, "high": 220.0}
 
 
@@ -60,9 +65,44 @@ def small_networks() -> Iterator[None]:
         yield
 
 
-def program(*flags: str) -> tuple[int, str]:
-    """Return the exit code and the error message of an export as ONNX."""
-    argv = ["--format", "onnx", *flags]
+@contextmanager
+def remembered_graphs() -> Iterator[list[onnx_export.Graph]]:
+    """Yield a list of the graphs of voices that are exported, which take seconds to trace."""
+    graphs = []
+    make_graph = onnx_export.voice_graph
+
+    def voice_graph(*arguments):
+        graph, document = make_graph(*arguments)
+        gc.collect()  # the networks, if nothing holds their variables
+        graphs.append(graph)
+        return graph, document
+
+    with mock.patch.object(onnx_export, "voice_graph", voice_graph):
+        yield graphs
+
+
+def check_waves(test: unittest.TestCase, graph, speak, symbols: int) -> None:
+    """Check that waves of 20 texts are TensorFlow's: whole ones, from one token to 400.
+
+    With the default noise and with none; `speak` returns the wave of the inputs.
+    """
+    random = np.random.default_rng(0)
+    lengths = [1, 400, *random.integers(2, 90, 18)]
+    for number, length in enumerate(lengths):
+        ids = [1, *random.integers(3, symbols + 3, length), 2]
+        for name, scales in SCALES.items():
+            with test.subTest(tokens=length, scales=name):
+                inputs = voice_inputs(ids, 2, scales, number % 2)
+                wave = speak(inputs)
+                expected = graph.traced(*map(tf.constant, inputs.values())).numpy()
+                test.assertEqual(wave.shape, expected.shape)
+                error = np.sqrt(np.mean(np.square(wave - expected)))
+                test.assertLess(error, 1e-3 * np.sqrt(np.mean(np.square(expected))))
+
+
+def program(*flags: str, form: str = "onnx") -> tuple[int, str]:
+    """Return the exit code and the error message of an export."""
+    argv = ["--format", form, *flags]
     # This process has configured its devices.
     with mock.patch.object(export.devices, "configure"), small_networks():
         return reported(lambda: export_model.main(argv))

@@ -43,6 +43,7 @@ _NOISE = re.compile(
     rb"|E\d{4} .*\] oneDNN supports DT_INT32 only on platforms with AVX-512\. Falling back to"
     rb"|\[src/libmpg123/layer3\.c:.*\] error: part2_3_length \(\d+\) too large for available bit"
     rb"|I\d{4} .* device_compiler\.h:.*\] Compiled cluster using XLA!"
+    rb"|W\d{4} .* tf_tfl_flatbuffer_helpers\.cc:.*\] Ignored "
 )
 
 

@@ -8,18 +8,19 @@ from myxtts.commands import parser as flags
 from myxtts.commands.parser import CommandParser, add_flag
 
 NAME = "export"
-HELP = "Export a trained run as a TensorFlow SavedModel or as ONNX."
+HELP = "Export a trained run as a TensorFlow SavedModel, ONNX or LiteRT."
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(prog, HELP)
     add_flag(parser, "--run", "folder of the run", Path, required=True)
     add_flag(parser, "--out", "folder to create", Path, required=True)
-    forms = "savedmodel for TensorFlow, or onnx for Piper, sherpa-onnx and others"
-    add_flag(parser, "--format", forms, choices=("savedmodel", "onnx"), default="savedmodel")
+    forms = "savedmodel for TensorFlow, onnx for Piper, sherpa-onnx and others, litert for phones"
+    choices = "savedmodel", "onnx", "litert"
+    add_flag(parser, "--format", forms, choices=choices, default="savedmodel")
     flags.add_checkpoint_flag(parser)
     flags.add_vocoder_flags(parser)
-    group = parser.add_argument_group("onnx", "What a voice in ONNX speaks.")
+    group = parser.add_argument_group("onnx, litert", "What a voice in these formats speaks.")
     add_flag(group, "--language", "language of its texts; required if the run has several")
     flags.add_references_flag(group, flags.SPEAKERS)
     return parser.parse(argv)

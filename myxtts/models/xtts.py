@@ -454,7 +454,7 @@ class XTTS(keras.Model):
         position = alignment.position_in_token(path, frame, durations)
         inputs = [gather_rows(tokens, path), tf.cast(position, tokens.dtype)]
         hidden = self.decoder_in(stack_frames(tf.concat(inputs, axis=-1)))
-        mask = tf.cast(path[:, ::REDUCTION_FACTOR, None] >= 0, hidden.dtype)
+        mask = tf.cast(tf.expand_dims(path[:, ::REDUCTION_FACTOR], 2) >= 0, hidden.dtype)
         for conv in self.decoder_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
         mel = gather_rows(mean, path) + unstack_frames(self.decoder_out(hidden), tf.shape(path)[1])
@@ -502,7 +502,7 @@ class XTTS(keras.Model):
         hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
         embedding = layers.time_embedding(time, TIME_EMBEDDING)
         style = condition.style + self.time_out(self.time_in(embedding))
-        mask = tf.cast(condition.mask[:, ::REDUCTION_FACTOR, None], hidden.dtype)
+        mask = tf.cast(tf.expand_dims(condition.mask[:, ::REDUCTION_FACTOR], 2), hidden.dtype)
         for conv in self.flow_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
         return estimate + unit * unstack_frames(self.flow_out(hidden), tf.shape(noisy)[1]), unit

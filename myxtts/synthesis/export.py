@@ -27,7 +27,7 @@ from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.report.reporter import disk_errors
-from myxtts.synthesis.onnx_export import write_onnx
+from myxtts.synthesis.onnx_export import write_player_files
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import Record
@@ -62,10 +62,10 @@ def export_run(
     references: Mapping[str, Sequence[Path]] | None = None,
     language: str | None = None,
 ) -> None:
-    """Write a voice or a vocoder as a SavedModel that names no device, or as ONNX.
+    """Write a voice or a vocoder as a SavedModel that names no device, or as ONNX or LiteRT.
 
     Raises UserError if the run, the vocoder or the output is unusable. The folder `out` appears
-    only when it is complete. Speakers by name and the language are those of an ONNX voice. The
+    only when it is complete. Speakers by name and the language are those of the last two. The
     other arguments are those of `Synthesizer`.
     """
     check_new_folder(out)
@@ -78,17 +78,20 @@ def export_run(
         raise ConfigError(
             f"{run} is a vocoder itself, not a voice. Leave out --vocoder and --iterations."
         )
-    if (references or language) and (form != "onnx" or choice is None):
+    if (references or language) and (form == "savedmodel" or choice is None):
         raise ConfigError(
-            "--reference and --language are for voices with --format onnx. Leave them out."
+            "--reference and --language are for voices with --format onnx or litert. Leave them"
+            " out."
         )
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
     device = placement.routes[0].model
     with tf.device(device):
-        if form == "onnx":
+        if form != "savedmodel":
             with complete_folder(out) as folder:
-                write_onnx(trained, choice, folder, device, references or {}, language)
+                write_player_files(
+                    form, trained, choice, folder, device, references or {}, language
+                )
         elif choice is None:
             write_export(vocoder_export(trained, device), out)
         else:

@@ -1,10 +1,10 @@
-"""Export as ONNX: a voice with its vocoder as `piper` describes, or a vocoder alone.
+"""Export as ONNX or LiteRT: a voice with its vocoder as `piper` describes, or a vocoder alone.
 
-The graph has no complex numbers and needs no further input: see `onnx_graph`.
+The graph has no complex numbers and needs no further input: see `onnx_graph`, `litert_graph`.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from myxtts.errors import ConfigError, DataError, check_packages
 from myxtts.files import write_json, write_whole
 from myxtts.models.xtts import XTTS, SpeakerCondition
 from myxtts.synthesis import piper
+from myxtts.synthesis.litert_graph import KINDS, litert_models
 from myxtts.synthesis.onnx_graph import OPSET, onnx_graph
 from myxtts.synthesis.spoken_text import voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
@@ -30,7 +31,7 @@ from myxtts.text.languages import choose_language
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID
 from myxtts.training.runs import TrainedRun, VocoderChoice
 
-PACKAGES = ("onnx", "onnxruntime")
+PACKAGES = {"onnx": ("onnx", "onnxruntime"), "litert": ("ai_edge_litert",)}
 # Smaller tensors are biases and the like.
 MIN_REDUCED = 1024
 REPEATS = 3
@@ -38,7 +39,7 @@ SPOKEN_IDS = 60  # about a sentence
 
 README = """# {name}
 
-Exported by `myxtts export --format onnx` from {source}{speakers}.
+Exported by `myxtts export --format {form}` from {source}{speakers}.
 
 | file | MB | real-time factor on one core | difference from TensorFlow |
 |---|---:|---:|---:|
@@ -61,7 +62,8 @@ class Graph(NamedTuple):
     vocoder: OnnxVocoder | None = None  # which follows in the file
 
 
-def write_onnx(
+def write_player_files(
+    form: str,
     run: TrainedRun,
     choice: VocoderChoice | None,
     folder: Path,
@@ -73,27 +75,28 @@ def write_onnx(
 
     Raises UserError if packages are missing, or a speaker or the language is unusable.
     """
-    check_packages("--format onnx", *PACKAGES)
+    check_packages(f"--format {form}", *PACKAGES[form])
     folder.mkdir()
     name, speakers, document = run.path.name, "", None
     if choice is None:
         graph = vocoder_graph(run, device)
     else:
         vocoder = choice.load(device)
-        if not isinstance(vocoder, (NetworkVocoder, OnnxVocoder)):
+        kinds = (NetworkVocoder, OnnxVocoder) if form == "onnx" else NetworkVocoder
+        if not isinstance(vocoder, kinds):
             raise ConfigError(
-                f"--format onnx needs a trained vocoder, but {run.path} would use"
+                f"--format {form} needs a trained vocoder, but {run.path} would use"
                 f" {vocoder.description}. Give the run of a vocoder with --vocoder."
             )
         language = choose_language(language, run.record.vocabulary.languages)
         mels = speaker_mels(run, references)
         graph, document = voice_graph(run, vocoder, mels, language, device)
         speakers = f", language {language}, speakers {', '.join(mels)}"
-        lines = piper.token_lines(document)
-        write_whole(folder / "tokens.txt", lines.encode())
-    table = write_models(graph, folder, name, document)
+        if form == "onnx":
+            write_whole(folder / "tokens.txt", piper.token_lines(document).encode())
+    table = write_models(form, graph, folder, name, document)
     source = f"step {run.record.step} of {name}"
-    text = README.format(name=name, source=source, speakers=speakers, table=table)
+    text = README.format(name=name, form=form, source=source, speakers=speakers, table=table)
     write_whole(folder / "README.md", text.encode())
 
 
@@ -270,27 +273,19 @@ def write_int8(model, trained: set[str], path: Path) -> None:
     quantize_dynamic(model, path, per_channel=True, nodes_to_quantize=nodes, **types)
 
 
-def write_models(graph: Graph, folder: Path, name: str, document: dict[str, Any] | None) -> str:
+def write_models(
+    form: str, graph: Graph, folder: Path, name: str, document: dict[str, Any] | None
+) -> str:
     """Write the variants of a graph and their JSON; return the table of README.md."""
-    import onnx
-
-    def write_float32(model, _: Collection[str], path: Path) -> None:
-        onnx.save(model, path)
-
-    model = onnx_graph(graph.traced, name, graph.output, graph.metadata)
     expected = graph.traced(*map(tf.constant, graph.example.values()))
     if graph.vocoder:
-        model = with_vocoder(model, graph.vocoder)
         expected = graph.vocoder.synthesize(tf.transpose(expected, graph.vocoder.order), None)
-    trained = trained_names(model, matrices(graph.variables))
+    write, load, extension = _FORMS[form]
     rows = []
-    variants = {"": write_float32, "-float16": write_float16, "-int8": write_int8}
-    for suffix, write in variants.items():
-        path = folder / f"{name}{suffix}.onnx"
-        write(model, trained, path)
+    for path in write(graph, folder / f"{name}.{extension}"):
         if document is not None:
             write_json(path.with_name(f"{path.name}.json"), document)
-        wave, seconds = measured(path, graph.example)
+        wave, seconds = measured(load(path), graph.example)
         factor = seconds / (wave.size / SAMPLE_RATE_HZ)
         size = path.stat().st_size / 1e6
         rows.append(
@@ -299,18 +294,63 @@ def write_models(graph: Graph, folder: Path, name: str, document: dict[str, Any]
     return "\n".join(rows)
 
 
-def measured(path: Path, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
-    """Return the wave of a model and the seconds that it takes on one core, at best."""
+def _variant(path: Path, kind: str) -> Path:
+    return path if kind == "float32" else path.with_stem(f"{path.stem}-{kind}")
+
+
+def write_onnx(graph: Graph, path: Path) -> list[Path]:
+    """Write a graph in float32 as `path`, and its smaller variants; return their paths."""
+    import onnx
+
+    model = onnx_graph(graph.traced, path.stem, graph.output, graph.metadata)
+    if graph.vocoder:
+        model = with_vocoder(model, graph.vocoder)
+    trained = trained_names(model, matrices(graph.variables))
+    paths = [_variant(path, kind) for kind in KINDS]
+    onnx.save(model, paths[0])
+    write_float16(model, trained, paths[1])
+    write_int8(model, trained, paths[2])
+    return paths
+
+
+def write_litert(graph: Graph, path: Path) -> list[Path]:
+    """Write a graph as LiteRT; see `write_onnx`."""
+    paths = []
+    for kind, model in litert_models(graph.traced, graph.output).items():
+        paths.append(_variant(path, kind))
+        write_whole(paths[-1], model)
+    return paths
+
+
+def load_onnx(path: Path) -> Callable:
+    """Return a function of the inputs of an ONNX file, for one core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     providers = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(path, options, providers)
+    return lambda inputs: session.run(None, inputs)[0]
+
+
+def load_litert(path: Path) -> Callable:
+    """Return a function of the inputs of a LiteRT file, for one core."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=1)
+    speak = interpreter.get_signature_runner()
+    return lambda inputs: next(iter(speak(**inputs).values()))
+
+
+_FORMS = {"onnx": (write_onnx, load_onnx, "onnx"), "litert": (write_litert, load_litert, "tflite")}
+
+
+def measured(speak: Callable, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
+    """Return the wave of a model and the seconds that it takes, at best."""
     seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        (wave,) = session.run(None, inputs)
+        wave = speak(inputs)
         seconds.append(time.perf_counter() - started)
     return wave, min(seconds)
 

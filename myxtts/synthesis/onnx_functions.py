@@ -1,11 +1,12 @@
-"""TensorFlow functions in place of operations that ONNX lacks, or that runtimes are slow at.
+"""TensorFlow functions in place of operations that ONNX and LiteRT lack, or are slow at.
 
 - A complex tensor is a pair of real ones.
 - A real Fourier transform of N = n1 · n2 samples is two products of matrices with twiddle factors
   between them (Cooley & Tukey 1965), an eighth of the multiplications of one matrix.
-- Normal noise is TensorFlow's own, by Philox (Salmon et al. 2011) in int64.
+- Normal noise is TensorFlow's own, by Philox (Salmon et al. 2011) in integers.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -98,31 +99,43 @@ def inverse_real_transform(spectrum: Complex):
     return result
 
 
-def normal_numbers(shape, seed):
-    """Compute `tf.random.stateless_normal` as on a CPU; the seed is known."""
+def _product(word, factor: int):
+    """Multiply words of 32 bits in int64; return the upper and lower 32 bits, uint64."""
+    product = tf.cast(tf.cast(word, tf.int64) * factor, tf.uint64)
+    return tf.bitwise.right_shift(product, np.uint64(32)), tf.bitwise.bitwise_and(
+        product, np.uint64(LOW_32)
+    )
+
+
+def normal_numbers(shape, seed, word=tf.uint64, product: Callable = _product):
+    """Compute `tf.random.stateless_normal` as on a CPU; the seed is known.
+
+    `word` is the type of 32 bits, and `product` multiplies it: see `_product`.
+    """
     with tf.init_scope():
         seed = tf.get_static_value(seed)
         key, counter = map(np.asarray, tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed))
+
+    def constant(number: int) -> np.ndarray:
+        return np.array(number, np.uint32).astype(word.as_numpy_dtype)
+
     count = tf.reduce_prod(shape)
     # Each draw of four words is of the counter after that of the previous one.
-    first = tf.cast(tf.range((count + 3) // 4), tf.uint64)
-    words = [first, *(tf.zeros_like(first) + int(word) for word in _words(counter)[1:])]
+    first = tf.cast(tf.range((count + 3) // 4), word)
+    words = [first, *(tf.zeros_like(first) + constant(part) for part in _words(counter)[1:])]
     keys = _words(key)
+    xor = tf.bitwise.bitwise_xor
     for _ in range(PHILOX_ROUNDS):
-        (high_0, low_0), (high_2, low_2) = map(_product, words[::2], PHILOX_MULTIPLIERS)
-        xor = tf.bitwise.bitwise_xor
+        (high_0, low_0), (high_2, low_2) = map(product, words[::2], PHILOX_MULTIPLIERS)
         words = [
-            xor(xor(high_2, words[1]), keys[0]),
+            xor(xor(high_2, words[1]), constant(keys[0])),
             low_2,
-            xor(xor(high_0, words[3]), keys[1]),
+            xor(xor(high_0, words[3]), constant(keys[1])),
             low_0,
         ]
         keys = [(k + step) & LOW_32 for k, step in zip(keys, PHILOX_KEY_STEPS, strict=True)]
-    uniform = [
-        tf.cast(tf.cast(tf.bitwise.bitwise_and(word, MANTISSA - 1), tf.int64), tf.float32)
-        / MANTISSA
-        for word in words
-    ]
+    mantissas = (tf.cast(tf.math.floormod(part, constant(MANTISSA)), tf.int64) for part in words)
+    uniform = [tf.cast(mantissa, tf.float32) / MANTISSA for mantissa in mantissas]
     normals = []
     for radius, turn in (uniform[:2], uniform[2:]):
         length = tf.sqrt(-2.0 * tf.math.log(tf.maximum(radius, MIN_UNIFORM)))
@@ -133,14 +146,6 @@ def normal_numbers(shape, seed):
 def _words(numbers: np.ndarray) -> list[int]:
     """Split uint64 into uint32, the lower one first."""
     return np.frombuffer(np.asarray(numbers, "<u8").tobytes(), "<u4").tolist()
-
-
-def _product(word, factor: int):
-    """Multiply words of 32 bits in int64; return the upper and lower 32 bits, uint64."""
-    product = tf.cast(tf.cast(word, tf.int64) * factor, tf.uint64)
-    return tf.bitwise.right_shift(product, np.uint64(32)), tf.bitwise.bitwise_and(
-        product, np.uint64(LOW_32)
-    )
 
 
 def convolution(x, kernel: np.ndarray, padding: bytes):
@@ -159,4 +164,5 @@ def convolution(x, kernel: np.ndarray, padding: bytes):
 
 def upper_bound(rows, values):
     """Compute `tf.searchsorted` with the side right: [B, N], [B, T] -> int32 [B, T]."""
-    return tf.reduce_sum(tf.cast(values[:, :, None] >= rows[:, None, :], tf.int32), axis=2)
+    is_above = tf.expand_dims(values, 2) >= tf.expand_dims(rows, 1)
+    return tf.reduce_sum(tf.cast(is_above, tf.int32), axis=2)

@@ -29,8 +29,8 @@ _SAME = {
     **{"LogicalOr": "Or", "LogicalNot": "Not", "SelectV2": "Where", "BroadcastTo": "Expand"},
     **{"GatherNd": "GatherND", "FloorMod": "Mod"},
 }
-_UNCHANGED = {"Identity", "IdentityN", "StopGradient", "PreventGradient"}
-_REPLACED: dict[str, Callable] = {
+UNCHANGED = {"Identity", "IdentityN", "StopGradient", "PreventGradient"}
+REPLACED: dict[str, Callable] = {
     "Conv2D": onnx_functions.convolution,
     "RFFT": lambda frames, length: onnx_functions.real_transform(frames),
     "IRFFT": lambda spectrum, length: onnx_functions.inverse_real_transform(spectrum),
@@ -39,7 +39,7 @@ _REPLACED: dict[str, Callable] = {
     "Erfc": lambda x: 1.0 - tf.math.erf(x),
     "ComplexAbs": lambda x: tf.sqrt(x.real * x.real + x.imag * x.imag),
 }
-_COMPLEX: dict[str, Callable] = {
+COMPLEX: dict[str, Callable] = {
     "Mul": onnx_functions.complex_product,
     "RealDiv": onnx_functions.complex_quotient,
 }
@@ -51,7 +51,7 @@ def onnx_graph(traced, name: str, output: str, metadata: dict[str, str]):
     from onnx import helper
 
     builder = _Builder()
-    tensors = _inputs_of(traced)
+    tensors = inputs_of(traced)
     (result,) = builder.function(traced, [tensor.op.name for tensor in tensors])
     builder.nodes.append(helper.make_node("Identity", [result], [output]))
     nodes, initializers = builder.needed_for(output)
@@ -79,14 +79,14 @@ def _kind(dtype: tf.DType) -> int:
     return helper.np_dtype_to_tensor_dtype(np.dtype(np.int64) if dtype == tf.int32 else numpy_type)
 
 
-def _inputs_of(traced) -> list[tf.Tensor]:
+def inputs_of(traced) -> list[tf.Tensor]:
     captured = {x.ref() for x in traced.graph.internal_captures}
     return [x for x in traced.inputs if x.ref() not in captured]
 
 
-def _known_values(traced) -> dict[Any, np.ndarray]:
+def known_values(traced) -> dict[Any, np.ndarray]:
     """Return the values that operations take, or the function returns, and no input changes."""
-    changing = {x.ref() for x in _inputs_of(traced)}
+    changing = {x.ref() for x in inputs_of(traced)}
     taken = {x.ref() for x in traced.outputs}
     for operation in traced.graph.get_operations():
         if changing.intersection(x.ref() for x in operation.inputs):
@@ -122,9 +122,9 @@ class _Builder:
 
     def function(self, traced, inputs: Sequence[Any]) -> list[Any]:
         """Translate a function that calls no other one; return its outputs."""
-        values: dict[Any, Any] = {**_known_values(traced)}
-        values.update(zip((x.ref() for x in _inputs_of(traced)), inputs, strict=True))
-        names = dict.fromkeys(x.ref() for x in _inputs_of(traced))
+        values: dict[Any, Any] = {**known_values(traced)}
+        values.update(zip((x.ref() for x in inputs_of(traced)), inputs, strict=True))
+        names = dict.fromkeys(x.ref() for x in inputs_of(traced))
         for operation in traced.graph.get_operations():
             if names.keys() & {x.ref() for x in operation.inputs}:
                 results = self.translate(operation, [values[x.ref()] for x in operation.inputs])
@@ -142,13 +142,13 @@ class _Builder:
 
     def translate(self, operation: tf.Operation, values: list[Any]) -> list[Any]:
         kind = operation.type
-        if kind in _UNCHANGED:
+        if kind in UNCHANGED:
             return values
-        if replacement := _REPLACED.get(kind):
+        if replacement := REPLACED.get(kind):
             return self.replaced(replacement, operation, values)
         inputs = [*map(self.named, values)]
         if any(isinstance(x, Complex) for x in inputs):
-            if replacement := _COMPLEX.get(kind):
+            if replacement := COMPLEX.get(kind):
                 return self.replaced(replacement, operation, inputs)
             return [_PARTS[kind](self, *inputs)]
         results: str | list[str]

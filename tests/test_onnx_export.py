@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
-from myxtts.synthesis import litert_graph, onnx_export, onnx_functions, piper
-from myxtts.synthesis.onnx_functions import Complex
+from myxtts.synthesis import litert_graph, onnx_export, piper, portable_functions
+from myxtts.synthesis.portable_functions import Complex
 from myxtts.synthesis.spoken_text import fade_ends, voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
@@ -58,22 +58,22 @@ class PortableOperationsTest(unittest.TestCase):
         for samples in (512, 1024):
             frames = random.normal(size=[2, 3, samples]).astype(np.float32)
             expected = tf.signal.rfft(frames)
-            spectrum = onnx_functions.real_transform(tf.constant(frames))
+            spectrum = portable_functions.real_transform(tf.constant(frames))
             np.testing.assert_allclose(spectrum.real, tf.math.real(expected), atol=1e-4)
             np.testing.assert_allclose(spectrum.imag, tf.math.imag(expected), atol=1e-4)
             # Also where the first and last bins are no real numbers.
             parts = random.normal(size=[2, 2, 3, samples // 2 + 1]).astype(np.float32)
-            inverse = onnx_functions.inverse_real_transform(Complex(*map(tf.constant, parts)))
+            inverse = portable_functions.inverse_real_transform(Complex(*map(tf.constant, parts)))
             expected = tf.signal.irfft(tf.complex(*parts))
             np.testing.assert_allclose(inverse, expected, atol=1e-5)
 
     def test_normal_numbers_are_those_of_tensorflow(self):
         for seed, shape in (([0, 0], [5, 80]), ([7, 3], [33])):
-            numbers = onnx_functions.normal_numbers(tf.constant(shape), tf.constant(seed))
+            numbers = portable_functions.normal_numbers(tf.constant(shape), tf.constant(seed))
             expected = tf.random.stateless_normal(shape, seed)
             np.testing.assert_allclose(numbers, expected, atol=1e-5)
             arguments = tf.constant(shape), tf.constant(seed), tf.int32, litert_graph.product
-            numbers = onnx_functions.normal_numbers(*arguments)
+            numbers = portable_functions.normal_numbers(*arguments)
             np.testing.assert_allclose(numbers, expected, atol=1e-5)
 
     def test_the_error_function_is_close(self):
@@ -131,7 +131,7 @@ class OnnxTest(unittest.TestCase):
         )
 
     def test_the_operations_of_litert_match_tensorflow(self):
-        portable = litert_graph.replayed(self.graph.traced, "output")
+        portable = litert_graph.portable(self.graph.traced, "output")
         inputs = voice_inputs([1, *range(3, 11), 2], 2)
         tensors = [*map(tf.constant, inputs.values())]
         wave, expected = portable(*tensors)["output"].numpy(), self.graph.traced(*tensors).numpy()

@@ -17,7 +17,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--out", "folder to create", Path, required=True)
     forms = "savedmodel for TensorFlow, onnx for Piper, sherpa-onnx and others, litert for phones"
     choices = "savedmodel", "onnx", "litert"
-    add_flag(parser, "--format", forms, choices=choices, default="savedmodel")
+    add_flag(parser, "--format", forms, choices=choices, default="savedmodel", dest="form")
     flags.add_checkpoint_flag(parser)
     flags.add_vocoder_flags(parser)
     group = parser.add_argument_group("onnx, litert", "What a voice in these formats speaks.")
@@ -31,6 +31,5 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     # Imports TensorFlow, which takes seconds.
     from myxtts.synthesis.export import export_run
 
-    values = vars(options) | {"references": flags.references_of(options)}
-    export_run(form=values.pop("format"), **values)
+    export_run(**vars(options))
     return 0

@@ -207,8 +207,15 @@ def add_columns_flag(parser: CommandParser, corpus: str) -> None:
 
 
 def add_references_flag(parser: argparse._ActionsContainer, meaning: str) -> None:
-    several: dict[str, Any] = {"action": "append", "dest": "references", "default": []}
-    add_flag(parser, "--reference", meaning, _speaker_reference, "NAME=FILE", **several)
+    """Add --reference NAME=FILE, which returns a dict of the files of each name."""
+    options: dict[str, Any] = {"action": _AddReference, "dest": "references", "default": {}}
+    add_flag(parser, "--reference", meaning, _speaker_reference, "NAME=FILE", **options)
+
+
+class _AddReference(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        name, path = values
+        getattr(namespace, self.dest).setdefault(name, []).append(path)
 
 
 def _speaker_reference(text: str) -> tuple[str, Path]:
@@ -218,14 +225,6 @@ def _speaker_reference(text: str) -> tuple[str, Path]:
         found = f"is {text!r}, but must be NAME=FILE, such as anna=anna.wav."
         raise argparse.ArgumentTypeError(found)
     return name, Path(path)
-
-
-def references_of(options: argparse.Namespace) -> dict[str, list[Path]]:
-    """Return the recordings of each speaker of `add_references_flag`."""
-    references: dict[str, list[Path]] = {}
-    for name, path in options.references:
-        references.setdefault(name, []).append(path)
-    return references
 
 
 def add_vocoder_flag(parser: argparse._ActionsContainer) -> None:

@@ -27,9 +27,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
-    values = vars(options) | {"references": flags.references_of(options)}
     # Imports TensorFlow, which takes seconds.
     from myxtts.serving.publish import publish_run
 
-    publish_run(**values)
+    publish_run(**vars(options))
     return 0

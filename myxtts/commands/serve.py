@@ -62,7 +62,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         from myxtts.serving.run_speaker import RunSpeaker
 
         of_run = options.language, options.vocoder, options.checkpoint
-        speaker = RunSpeaker(options.run, flags.references_of(options), *of_run)
+        speaker = RunSpeaker(options.run, options.references, *of_run)
     transcribe = None
     if options.recogniser:
         # Imports TensorFlow, which takes seconds.

@@ -1,19 +1,16 @@
 """A traced TensorFlow function as LiteRT, by TensorFlow's converter and without its own kernels.
 
-The operations of the trace are traced again, with others in place of those that LiteRT lacks: see
-`onnx_functions`. float64 becomes float32, but for sums.
+What LiteRT lacks is replaced: see `portable_graph`. float64 becomes float32, but for sums.
 """
 
 import tempfile
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.synthesis import onnx_functions
-from myxtts.synthesis.onnx_functions import Complex
-from myxtts.synthesis.onnx_graph import COMPLEX, REPLACED, UNCHANGED, inputs_of, known_values
+from myxtts.synthesis.portable_functions import normal_numbers
+from myxtts.synthesis.portable_graph import REPLACED, portable_function
 
 KINDS = ("float32", "float16", "int8")
 FIXED_POINT = float(2**40)  # of cycles of a phase: F0 has up to ten bits more
@@ -23,7 +20,7 @@ HALF_WORD = 1 << 16
 def litert_models(traced, output: str) -> dict[str, bytes]:
     """Return the models of a traced function of one tensor, which they call `output`, by KINDS."""
     module = tf.Module()
-    module.call = replayed(traced, output)
+    module.call = portable(traced, output)
     models = {}
     with tempfile.TemporaryDirectory(prefix="myxtts-") as folder:
         tf.saved_model.save(module, folder, module.call.get_concrete_function())
@@ -37,78 +34,21 @@ def litert_models(traced, output: str) -> dict[str, bytes]:
     return models
 
 
-def replayed(traced, output: str):
-    """Return a tf.function of the operations of a traced one, for LiteRT."""
-    inputs = inputs_of(traced)
-    known = known_values(traced)
-    constants: dict[Any, tf.Tensor] = {}
-
-    def tensor(value: Any) -> Any:
-        """Return a value as a tensor or a Complex; the same array as the same constant."""
-        if not isinstance(value, np.ndarray | np.generic):
-            return value
-        if np.iscomplexobj(value):
-            return Complex(tensor(value.real), tensor(value.imag))
-        array = value.astype(np.float32) if value.dtype == np.float64 else value
-        key = array.dtype.str, array.shape, array.tobytes()
-        if key not in constants:
-            constants[key] = tf.constant(array)
-        return constants[key]
-
-    def call(*tensors):
-        constants.clear()
-        values: dict[Any, Any] = {**known}
-        values.update(zip((x.ref() for x in inputs), tensors, strict=True))
-        changing = {x.ref() for x in inputs}
-        for operation in traced.graph.get_operations():
-            if changing.intersection(x.ref() for x in operation.inputs):
-                given = [values[x.ref()] for x in operation.inputs]
-                results = _translated(operation, given, tensor)
-                changing.update(x.ref() for x in operation.outputs)
-                values.update(zip((x.ref() for x in operation.outputs), results, strict=True))
-        return {output: values[traced.outputs[0].ref()]}
-
-    signature = [tf.TensorSpec(x.shape, x.dtype, x.op.name) for x in inputs]
-    return tf.function(call, input_signature=signature, autograph=False)
+def portable(traced, output: str):
+    """Return a tf.function that LiteRT can compute; see `portable_function`."""
+    return portable_function(traced, output, _REPLACED, {tf.float64: tf.float32})
 
 
-def _translated(operation: tf.Operation, given: list[Any], tensor: Callable) -> list[Any]:
-    kind = operation.type
-    if kind in UNCHANGED:
-        return given
-    if kind in _REPLACED:
-        return [_REPLACED[kind](*given)]
-    inputs = [*map(tensor, given)]
-    if any(isinstance(x, Complex) for x in inputs):
-        return [_COMPLEX[kind](*inputs)]
-    dtype = operation.inputs[0].dtype if inputs else None
-    if (kind, dtype) in _REPLACED_OF_TYPE:
-        return [_REPLACED_OF_TYPE[kind, dtype](*inputs)]
-    if kind == "StridedSlice" and (added := _added_axes(operation, given[3])):
-        for axis in added:
-            inputs[0] = tf.expand_dims(inputs[0], axis)
-        return inputs[:1]
-    attributes = {
-        name: value for name, value in operation.node_def.attr.items() if not name.startswith("_")
-    }
-    for value in attributes.values():
-        if value.type == tf.float64.as_datatype_enum:
-            value.type = tf.float32.as_datatype_enum
-    graph = tf.compat.v1.get_default_graph()
-    types = [_TYPES.get(x.dtype, x.dtype) for x in operation.outputs]
-    new = graph.create_op(kind, inputs, types, attrs=attributes, op_def=operation.op_def)
-    for result, former in zip(new.outputs, operation.outputs, strict=True):
-        result.set_shape(former.shape)
-    return list(new.outputs)
-
-
-def _added_axes(operation: tf.Operation, strides: np.ndarray) -> list[int]:
-    """Return the axes that a slice adds, if it does nothing else. LiteRT does not add the last."""
+def _with_axes(operation: tf.Operation, x, begin, end, strides):
+    """Add axes by other operations than a slice, unless it does more."""
     masks = {name: operation.get_attr(f"{name}_mask") for name in ("begin", "end", "new_axis")}
     is_whole = (masks["begin"] & masks["end"]) | masks["new_axis"] == (1 << len(strides)) - 1
     if not is_whole or operation.get_attr("shrink_axis_mask") or np.any(strides != 1):
-        return []
-    return [i for i in range(len(strides)) if masks["new_axis"] >> i & 1]
+        return None
+    for axis in range(len(strides)):
+        if masks["new_axis"] >> axis & 1:
+            x = tf.expand_dims(x, axis)
+    return x
 
 
 def fraction_of_sum(x, axis):
@@ -145,24 +85,20 @@ def product(word, factor: int):
     return high + upper(middle_0) + upper(middle_1) + carry, whole
 
 
-_TYPES = {tf.float64: tf.float32}
+def _cumulative(operation: tf.Operation, x, axis):
+    return fraction_of_sum(x, axis) if operation.inputs[0].dtype == tf.float64 else None
+
+
+def _absolute(operation: tf.Operation, x):
+    return tf.maximum(x, -x) if operation.inputs[0].dtype == tf.int64 else None
+
+
 _REPLACED: dict[str, Callable] = {
-    **{kind: function for kind, function in REPLACED.items() if kind != "Conv2D"},
-    "StatelessRandomNormal": lambda shape, seed: onnx_functions.normal_numbers(
-        shape, seed, tf.int32, product
-    ),
-    "Complex": Complex,
-    "Erf": error_function,
-    "Erfc": lambda x: 1.0 - error_function(x),
-}
-_REPLACED_OF_TYPE: dict[tuple[str, tf.DType], Callable] = {
-    ("Cumsum", tf.float64): fraction_of_sum,
-    ("Abs", tf.int64): lambda x: tf.maximum(x, -x),
-}
-_COMPLEX: dict[str, Callable] = {
-    **COMPLEX,
-    "Shape": lambda x: tf.shape(x.real),
-    "Real": lambda x: x.real,
-    "Imag": lambda x: x.imag,
-    "AddV2": lambda a, b: Complex(a.real + b.real, a.imag + b.imag),
+    **REPLACED,
+    "StatelessRandomNormal": lambda _, shape, seed: normal_numbers(shape, seed, tf.int32, product),
+    "Erf": lambda _, x: error_function(x),
+    "Erfc": lambda _, x: 1.0 - error_function(x),
+    "Abs": _absolute,
+    "Cumsum": _cumulative,
+    "StridedSlice": _with_axes,
 }

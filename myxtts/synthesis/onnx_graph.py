@@ -1,20 +1,18 @@
 """A traced TensorFlow function as ONNX: for each operation one of ONNX, or a few.
 
-What depends on no input is computed once, now, and variables are constants. Operations that ONNX
-lacks are replaced by functions of `onnx_functions`. int32 becomes int64, in which ONNX has shapes
-and indices.
+What ONNX lacks is replaced first: see `portable_graph`. int32 becomes int64, in which ONNX has
+shapes and indices.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.synthesis import onnx_functions
-from myxtts.synthesis.onnx_functions import Complex
+from myxtts.synthesis.portable_functions import convolution
+from myxtts.synthesis.portable_graph import REPLACED, inputs_of, known_values, portable_function
 
 OPSET, IR_VERSION = 18, 8  # the first with bitwise operations
 MAX_INT64 = np.iinfo(np.int64).max
@@ -29,19 +27,9 @@ _SAME = {
     **{"LogicalOr": "Or", "LogicalNot": "Not", "SelectV2": "Where", "BroadcastTo": "Expand"},
     **{"GatherNd": "GatherND", "FloorMod": "Mod"},
 }
-UNCHANGED = {"Identity", "IdentityN", "StopGradient", "PreventGradient"}
-REPLACED: dict[str, Callable] = {
-    "Conv2D": onnx_functions.convolution,
-    "RFFT": lambda frames, length: onnx_functions.real_transform(frames),
-    "IRFFT": lambda spectrum, length: onnx_functions.inverse_real_transform(spectrum),
-    "StatelessRandomNormal": onnx_functions.normal_numbers,
-    "UpperBound": onnx_functions.upper_bound,
-    "Erfc": lambda x: 1.0 - tf.math.erf(x),
-    "ComplexAbs": lambda x: tf.sqrt(x.real * x.real + x.imag * x.imag),
-}
-COMPLEX: dict[str, Callable] = {
-    "Mul": onnx_functions.complex_product,
-    "RealDiv": onnx_functions.complex_quotient,
+_REPLACED: dict[str, Callable] = {
+    **REPLACED,
+    "Conv2D": lambda operation, x, kernel: convolution(x, kernel, operation.get_attr("padding")),
 }
 _REDUCTIONS = {name: f"Reduce{name}" for name in "Mean Sum Max Min Prod".split()}
 
@@ -50,6 +38,7 @@ def onnx_graph(traced, name: str, output: str, metadata: dict[str, str]):
     """Return the ONNX model of a traced function of one tensor, which it calls `output`."""
     from onnx import helper
 
+    traced = portable_function(traced, output, _REPLACED).get_concrete_function()
     builder = _Builder()
     tensors = inputs_of(traced)
     (result,) = builder.function(traced, [tensor.op.name for tensor in tensors])
@@ -79,38 +68,10 @@ def _kind(dtype: tf.DType) -> int:
     return helper.np_dtype_to_tensor_dtype(np.dtype(np.int64) if dtype == tf.int32 else numpy_type)
 
 
-def inputs_of(traced) -> list[tf.Tensor]:
-    captured = {x.ref() for x in traced.graph.internal_captures}
-    return [x for x in traced.inputs if x.ref() not in captured]
-
-
-def known_values(traced) -> dict[Any, np.ndarray]:
-    """Return the values that operations take, or the function returns, and no input changes."""
-    changing = {x.ref() for x in inputs_of(traced)}
-    taken = {x.ref() for x in traced.outputs}
-    for operation in traced.graph.get_operations():
-        if changing.intersection(x.ref() for x in operation.inputs):
-            changing.update(x.ref() for x in operation.outputs)
-            taken.update(x.ref() for x in operation.inputs)
-    variables = {id(variable.handle): variable.numpy() for variable in traced.variables}
-    captured = zip(traced.graph.internal_captures, traced.captured_inputs, strict=True)
-    handles = {inner.ref(): variables.get(id(outer)) for inner, outer in captured}
-    given = {
-        operation.outputs[0].name: handles[operation.inputs[0].ref()]
-        for operation in traced.graph.get_operations()
-        if operation.type == "ReadVariableOp"
-    }
-    known = [x.deref() for x in taken - changing]
-    options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
-    with tf.compat.v1.Session(graph=traced.graph, config=options) as session:
-        values = session.run(known, given)
-    return {x.ref(): value for x, value in zip(known, values, strict=True)}
-
-
 class _Builder:
     """Nodes and constants of a graph.
 
-    A tensor of TensorFlow is the name of a tensor in it, a Complex of two, or an array.
+    A tensor of TensorFlow is the name of a tensor in it.
     """
 
     def __init__(self):
@@ -124,33 +85,20 @@ class _Builder:
         """Translate a function that calls no other one; return its outputs."""
         values: dict[Any, Any] = {**known_values(traced)}
         values.update(zip((x.ref() for x in inputs_of(traced)), inputs, strict=True))
-        names = dict.fromkeys(x.ref() for x in inputs_of(traced))
+        changing = {x.ref() for x in inputs_of(traced)}
         for operation in traced.graph.get_operations():
-            if names.keys() & {x.ref() for x in operation.inputs}:
-                results = self.translate(operation, [values[x.ref()] for x in operation.inputs])
+            if changing.intersection(x.ref() for x in operation.inputs):
+                given = [self.named(values[x.ref()]) for x in operation.inputs]
                 outputs = [x.ref() for x in operation.outputs]
-                names.update(dict.fromkeys(outputs))
-                values.update(zip(outputs, results, strict=True))
+                changing.update(outputs)
+                values.update(zip(outputs, self.translate(operation, given), strict=True))
         return [self.named(values[x.ref()]) for x in traced.outputs]
 
-    def named(self, value: Any) -> Any:
-        if not isinstance(value, np.ndarray | np.generic):
-            return value
-        if np.iscomplexobj(value):
-            return Complex(self.constant(value.real), self.constant(value.imag))
-        return self.constant(value)
+    def named(self, value: Any) -> str:
+        return self.constant(value) if isinstance(value, np.ndarray | np.generic) else value
 
-    def translate(self, operation: tf.Operation, values: list[Any]) -> list[Any]:
+    def translate(self, operation: tf.Operation, inputs: list[str]) -> list[str]:
         kind = operation.type
-        if kind in UNCHANGED:
-            return values
-        if replacement := REPLACED.get(kind):
-            return self.replaced(replacement, operation, values)
-        inputs = [*map(self.named, values)]
-        if any(isinstance(x, Complex) for x in inputs):
-            if replacement := COMPLEX.get(kind):
-                return self.replaced(replacement, operation, inputs)
-            return [_PARTS[kind](self, *inputs)]
         results: str | list[str]
         if kind in _SAME:
             results = self.add(_SAME[kind], *inputs)
@@ -161,26 +109,6 @@ class _Builder:
         else:
             results = _OTHER[kind](self, operation, *inputs)
         return [results] if isinstance(results, str) else results
-
-    def replaced(self, function: Callable, operation: tf.Operation, values: list[Any]) -> list[Any]:
-        """Trace a function of the inputs of an operation, and translate that; arrays stay so."""
-        if operation.type == "Conv2D":
-            function = partial(function, padding=operation.get_attr("padding"))
-        rest = [i for i, value in enumerate(values) if not isinstance(value, np.ndarray)]
-        specs: list[Any] = []
-        for i in rest:
-            spec = tf.TensorSpec(operation.inputs[i].shape, operation.inputs[i].dtype)
-            if isinstance(values[i], Complex):
-                spec = Complex(*2 * [tf.TensorSpec(spec.shape, tf.float32)])
-            specs.append(spec)
-
-        def call(*tensors):
-            given = dict(zip(rest, tensors, strict=True))
-            return function(*(given.get(i, value) for i, value in enumerate(values)))
-
-        traced = tf.function(call, input_signature=specs, autograph=False).get_concrete_function()
-        results = self.function(traced, tf.nest.flatten([values[i] for i in rest]))
-        return [Complex(*results)] if len(results) == 2 else results
 
     def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """Add a node of one output; return its name."""
@@ -367,14 +295,7 @@ def _squeeze(b: _Builder, operation: tf.Operation, x: str) -> str:
     return b.add("Squeeze", x, b.constant(operation.get_attr("squeeze_dims")))
 
 
-_PARTS: dict[str, Callable] = {  # of complex tensors
-    "Shape": lambda b, x: b.add("Shape", x.real),
-    "Real": lambda b, x: x.real,
-    "Imag": lambda b, x: x.imag,
-    "AddV2": lambda b, *pair: Complex(*(b.add("Add", *parts) for parts in zip(*pair, strict=True))),
-}
 _OTHER: dict[str, Callable] = {
-    "Complex": lambda b, _, *parts: [Complex(*parts)],
     "Pack": _Builder.pack,
     "StridedSlice": _Builder.strided_slice,
     "MatMul": _Builder.product,

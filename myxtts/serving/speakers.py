@@ -10,7 +10,13 @@ from typing import Protocol
 import numpy as np
 
 from myxtts.errors import CheckpointError, DataError, check_packages
-from myxtts.synthesis.spoken_text import FRONTEND, encode_text, pause_between, voice_inputs
+from myxtts.synthesis.spoken_text import (
+    FRONTEND,
+    encode_text,
+    load_onnx,
+    pause_between,
+    voice_inputs,
+)
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 
@@ -67,16 +73,7 @@ class ExportedSpeaker:
                 f"--model {path} has no file *.onnx. Give the folder that `myxtts export --format"
                 " onnx` wrote, or a file in it."
             )
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
         # A sentence takes one core, so that several are spoken at the same time.
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        # Optimisation makes no sentence faster, and takes up to a second.
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = levels.ORT_DISABLE_ALL
-        # Else memory grows with each new length of a text.
-        options.enable_mem_pattern = options.enable_cpu_mem_arena = False
         self.threads, self.name = os.cpu_count() or 1, files[0].stem
         try:
             document = json.loads(files[0].with_name(f"{files[0].name}.json").read_text("utf-8"))
@@ -87,9 +84,7 @@ class ExportedSpeaker:
             self._scales = [*document["inference"].values()]
             self.language = document["language"]["code"]
             self.speakers: Sequence[str] = [*document["speaker_id_map"]]
-            self._session = onnxruntime.InferenceSession(
-                files[0], options, providers=["CPUExecutionProvider"]
-            )
+            self._run = load_onnx(files[0])
         except Exception as error:  # onnxruntime has classes of its own, without a common one
             raise CheckpointError(
                 f"{files[0]} cannot be used: {error!r}. Export the voice again with this version."
@@ -121,7 +116,7 @@ class ExportedSpeaker:
         noise, length, variety = self._scales
         scales = noise, length / speed, variety
         inputs = voice_inputs(ids, len(self.speakers), scales, speaker)
-        return self._session.run(None, inputs)[0].ravel()
+        return self._run(inputs).ravel()
 
     def refresh(self) -> None:
         """Do nothing: a file has no newer checkpoints."""

@@ -23,7 +23,7 @@ from myxtts.models.xtts import XTTS, SpeakerCondition
 from myxtts.synthesis import piper
 from myxtts.synthesis.litert_graph import KINDS, litert_models
 from myxtts.synthesis.onnx_graph import OPSET, onnx_graph
-from myxtts.synthesis.spoken_text import voice_inputs
+from myxtts.synthesis.spoken_text import load_onnx, voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.espeak import voice_of
@@ -320,17 +320,6 @@ def write_litert(graph: Graph, path: Path) -> list[Path]:
         paths.append(_variant(path, kind))
         write_whole(paths[-1], model)
     return paths
-
-
-def load_onnx(path: Path) -> Callable:
-    """Return a function of the inputs of an ONNX file, for one core."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    providers = ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(path, options, providers)
-    return lambda inputs: session.run(None, inputs)[0]
 
 
 def load_litert(path: Path) -> Callable:

@@ -20,7 +20,7 @@ MAX_INT32 = np.iinfo(np.int32).max
 
 _SAME = {
     **{name: name for name in "Sub Mul Neg Exp Log Sqrt Sin Cos Abs Floor Round Sigmoid".split()},
-    **{name: name for name in "Tanh Erf Softplus Pow Less Greater Equal Relu Softmax".split()},
+    **{name: name for name in "Tanh Erf Atan Softplus Pow Less Greater Equal Relu Softmax".split()},
     **{name: name for name in "BitwiseXor BitwiseAnd Reshape Tile Range Identity Shape".split()},
     **{"AddV2": "Add", "BiasAdd": "Add", "AddN": "Sum", "RealDiv": "Div", "Maximum": "Max"},
     **{"LessEqual": "LessOrEqual", "GreaterEqual": "GreaterOrEqual", "LogicalAnd": "And"},
@@ -30,6 +30,13 @@ _SAME = {
 _REPLACED: dict[str, Callable] = {
     **REPLACED,
     "Conv2D": lambda operation, x, kernel: convolution(x, kernel, operation.get_attr("padding")),
+    "Atan2": lambda _, y, x: _angle(y, x),
+    # ONNX's own takes -1 for the last class.
+    "OneHot": lambda _, index, depth, on, off: tf.where(
+        tf.equal(tf.expand_dims(index, -1), tf.range(depth)), on, off
+    ),
+    "ZerosLike": lambda _, x: tf.zeros(tf.shape(x), x.dtype),
+    "OnesLike": lambda _, x: tf.ones(tf.shape(x), x.dtype),
 }
 _REDUCTIONS = {name: f"Reduce{name}" for name in "Mean Sum Max Min Prod".split()}
 
@@ -66,6 +73,10 @@ def _kind(dtype: tf.DType) -> int:
 
     numpy_type = np.dtype(dtype.as_numpy_dtype)
     return helper.np_dtype_to_tensor_dtype(np.dtype(np.int64) if dtype == tf.int32 else numpy_type)
+
+
+def _angle(y, x):
+    return tf.atan(y / x) + tf.where(x < 0.0, tf.where(y < 0.0, -np.pi, np.pi), 0.0)
 
 
 class _Builder:
@@ -251,27 +262,11 @@ class _Builder:
         index = self.add("Unsqueeze", index, self.constant([-1]))
         return self.add("GatherND", x, index, batch_dims=batch)
 
-    def one_hot(self, operation: tf.Operation, index: str, depth: str, on: str, off: str) -> str:
-        """Compare, since ONNX's own takes -1 for the last class."""
-        numbers = self.add("Range", self.constant(np.int64(0)), depth, self.constant(np.int64(1)))
-        index = self.add("Unsqueeze", index, self.constant([-1]))
-        return self.add("Where", self.add("Equal", index, numbers), on, off)
-
-    def angle(self, operation: tf.Operation, y: str, x: str) -> str:
-        zero, turn = self.constant(np.float32(0)), self.constant(np.float32(np.pi))
-        half = self.add("Atan", self.add("Div", y, x))
-        beyond = self.add("Where", self.add("Less", y, zero), self.add("Neg", turn), turn)
-        return self.add("Add", half, self.add("Where", self.add("Less", x, zero), beyond, zero))
-
     def smaller(self, operation: tf.Operation, a: str, b: str) -> str:
         # `layers.Dense` hides equal shapes so.
         if self.is_constant(b) and self.value(b).size == 1 and self.value(b) == MAX_INT32:
             return a
         return self.add("Min", a, b)
-
-    def filled(self, tensor, like: str, value: int) -> str:
-        kind = np.int64 if tensor.dtype == tf.int32 else tensor.dtype.as_numpy_dtype
-        return self.add("Expand", self.constant(np.array(value, kind)), self.add("Shape", like))
 
 
 def _cumulative(b: _Builder, operation: tf.Operation, x: str, axis: str) -> str:
@@ -302,8 +297,6 @@ _OTHER: dict[str, Callable] = {
     "BatchMatMulV2": _Builder.product,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _Builder.pad),
     "GatherV2": _Builder.gather,
-    "OneHot": _Builder.one_hot,
-    "Atan2": _Builder.angle,
     "Minimum": _Builder.smaller,
     "Cumsum": _cumulative,
     "Split": _split,
@@ -318,8 +311,6 @@ _OTHER: dict[str, Callable] = {
     "Cast": lambda b, operation, x: b.add("Cast", x, to=_kind(operation.outputs[0].dtype)),
     "ArgMax": lambda b, _, x, axis: b.add("ArgMax", x, axis=int(b.value(axis)), keepdims=0),
     "Fill": lambda b, _, shape, value: b.add("Expand", value, shape),
-    "ZerosLike": lambda b, operation, x: b.filled(operation.inputs[0], x, 0),
-    "OnesLike": lambda b, operation, x: b.filled(operation.inputs[0], x, 1),
     "Where": lambda b, _, x: b.add("Transpose", b.add("NonZero", x), perm=[1, 0]),
     "NotEqual": lambda b, _, *inputs: b.add("Not", b.add("Equal", *inputs)),
     "FloorDiv": lambda b, _, *inputs: b.add("Div", *inputs),  # of numbers from 0

@@ -122,7 +122,7 @@ def normal_numbers(shape, seed, word=tf.uint64, product: Callable = _product):
     count = tf.reduce_prod(shape)
     # Each draw of four words is of the counter after that of the previous one.
     first = tf.cast(tf.range((count + 3) // 4), word)
-    words = [first, *(tf.zeros_like(first) + constant(part) for part in _words(counter)[1:])]
+    words = [first, *(tf.fill(tf.shape(first), constant(part)) for part in _words(counter)[1:])]
     keys = _words(key)
     xor = tf.bitwise.bitwise_xor
     for _ in range(PHILOX_ROUNDS):

@@ -1,7 +1,8 @@
 """A text as chunks for a voice, and the waves of chunks as one speech. Without TensorFlow."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +102,20 @@ def _leading_silence(wave: np.ndarray) -> int:
     level = np.abs(wave)
     audible = level > SILENCE_LEVEL * level.max(initial=0.0)
     return int(audible.argmax()) if audible.any() else len(wave)
+
+
+def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """Return a function of the inputs of an exported ONNX file, which takes one core."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    # Optimisation makes no sentence faster, and takes up to a second.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # Else memory grows with each new length of a text.
+    options.enable_mem_pattern = options.enable_cpu_mem_arena = False
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)[0]
 
 
 def voice_inputs(

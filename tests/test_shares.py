@@ -8,9 +8,12 @@ from unittest import mock
 import numpy as np
 
 from myxtts.clock import Interval
+from myxtts.config.schema import PlacementConfig
 from myxtts.data.batch_plan import Plan, Position
+from myxtts.placement.gpu_memory import GpuMemory
+from myxtts.placement.routes import plan_routes
 from myxtts.training import shares
-from myxtts.training.shares import MEASURED_STEPS, WARM_UP_STEPS, DealShares
+from myxtts.training.shares import MEASURED_STEPS, WARM_UP_STEPS, DealShares, capped, memory_room
 from myxtts.training.step import IDLE_STEPS, Step
 from tests.test_replicas import FULL, built, on, replicas_of, toy
 from tests.tiny import Workspace, assert_same_arrays, features, take_step
@@ -29,8 +32,10 @@ class DealTest(unittest.TestCase):
         self.state = SimpleNamespace(batch_shares=(), replicas=devices, position=Position())
         self.steps, self.idle_s, self.feed = 0, np.zeros(2), mock.Mock()
         clock = SimpleNamespace(total=lambda: Interval(steps=self.steps, busy_s=1.0 * self.steps))
-        step = SimpleNamespace(idle_s=lambda: self.idle_s.copy())
-        setup = mock.Mock(state=mock.Mock(step=0))
+        step = self.step = SimpleNamespace(idle_s=lambda: self.idle_s.copy(), measures_idle=False)
+        setup = mock.Mock(state=mock.Mock(step=0, batch_shares=()))
+        setup.run.placement.devices = ()
+        setup.run.placement.on_gpu = False
         setup.corpora.training.plan = self.plan
         self.hook = DealShares(setup, step, clock, mock.Mock(), self.feed)
 
@@ -38,12 +43,12 @@ class DealTest(unittest.TestCase):
     def restarts(self) -> int:
         return self.feed.replace.call_count
 
-    def take(self, steps: int, speeds=(1.0, 1.0), ends_epoch=False):
+    def take(self, steps: int, speeds=(1.0, 1.0), ends_epoch=False, fixed=(0.0, 0.0)):
         """Take steps on devices of these speeds; return the last step as the hook left it."""
         for number in range(1, steps + 1):
             self.steps += 1
-            if self.steps % IDLE_STEPS == 0:
-                times = self.plan.batch_sizes[0] / speeds
+            if self.steps % IDLE_STEPS == 0 and self.step.measures_idle:
+                times = self.plan.batch_sizes[0] / speeds + fixed
                 self.idle_s += 1.0 - times / times.max()
             position = Position(1) if ends_epoch and number == steps else Position(0, self.steps)
             planned = SimpleNamespace(next_position=position)
@@ -72,6 +77,14 @@ class DealTest(unittest.TestCase):
         self.assertTrue(self.take(1, speeds=(0.5, 1.0), ends_epoch=True).is_redealt)
         self.assertEqual(self.plan.batch_sizes.tolist(), [[11, 21]])
 
+    def test_what_depends_on_no_row_is_corrected_by_further_deals_at_the_start(self):
+        # 10 rows' worth of fixed time on the slow device.
+        for _ in range(4):
+            self.take(DEAL_STEP - 1, speeds=(1.0, 0.5), fixed=(0.0, 10.0))
+            self.take(1, speeds=(1.0, 0.5), fixed=(0.0, 10.0))
+        self.assertEqual(self.plan.batch_sizes.tolist(), [[24, 8]])
+        self.assertGreaterEqual(self.restarts, 2)
+
     def test_a_wait_of_less_than_5_percent_changes_nothing(self):
         self.take(DEAL_STEP, speeds=(1.0, 0.96))
         self.take(2 * DEAL_STEP, speeds=(1.0, 0.96), ends_epoch=True)
@@ -87,9 +100,43 @@ class DealTest(unittest.TestCase):
         self.take(DEAL_STEP, speeds=(1.0, 1e-3))
         self.assertEqual(self.plan.batch_sizes.tolist(), [[31, 1]])
 
+    def test_only_the_last_steps_of_a_long_epoch_are_measured(self):
+        self.plan.__dict__["steps_per_epoch"] = 1000
+        self.take(DEAL_STEP)
+        self.take(1000 - DEAL_STEP - MEASURED_STEPS - 1)
+        self.assertFalse(self.step.measures_idle)
+        self.take(1)
+        self.assertTrue(self.step.measures_idle)
+        self.assertTrue(self.take(MEASURED_STEPS, (1.0, 0.5), ends_epoch=True).is_redealt)
+
     def test_the_end_of_a_short_epoch_is_not_measured(self):
         self.take(WARM_UP_STEPS + 2, speeds=(1.0, 0.5), ends_epoch=True)
         self.assertEqual(self.restarts, 0)
+
+
+class MemoryTest(unittest.TestCase):
+    def test_no_share_is_above_what_the_memory_holds(self):
+        for wanted, most, expected in (
+            ((8.0, 2.0), (0.6, np.inf), (0.6, 0.4)),
+            ((5.0, 3.0, 2.0), (0.4, 0.35, np.inf), (0.4, 0.35, 0.25)),
+            ((1.0, 3.0), (np.inf, np.inf), (0.25, 0.75)),
+        ):
+            np.testing.assert_allclose(capped(np.array(wanted), np.array(most)), expected)
+
+    def test_room_is_the_limit_or_what_the_driver_says_is_free(self):
+        memory = {1: GpuMemory("card", total_mib=8000, free_mib=3000, capability=8)}
+        for flags, expected in (({"model_gpu_memory": 4000}, 4.0), ({}, 4.0)):
+            placement = plan_routes(PlacementConfig(model_gpus=(1,), **flags), 2)
+            with (
+                mock.patch.object(shares, "read_memory", return_value=memory),
+                mock.patch.object(
+                    shares.tf.config.experimental, "get_memory_info", lambda _: {"peak": 1000 << 20}
+                ),
+            ):
+                room = memory_room(placement, [placement.routes[0].model])
+            self.assertEqual(room.tolist(), [expected])
+        simulated = plan_routes(PlacementConfig(model_gpus=(0, 1), simulate_gpus=2), 0)
+        self.assertEqual(memory_room(simulated, ["/CPU:0"]).tolist(), [np.inf])
 
 
 class MeasureTest(unittest.TestCase):
@@ -103,12 +150,13 @@ class MeasureTest(unittest.TestCase):
         pairs = zip(replicas.devices, batches, strict=True)
         placed = [on(device, batch, fields) for device, batch in pairs]
         for number in range(1, 2 * IDLE_STEPS):
+            step.measures_idle = number >= IDLE_STEPS
             take_step(step, [placed], number, 1e-3, 0.9)
         few, many = step.idle_s()
         self.assertGreater(few, 0.0)
         self.assertEqual(many, 0.0)
-        before = step.idle_s()
-        take_step(step, [placed], 2 * IDLE_STEPS + 1, 1e-3, 0.9)
+        before, step.measures_idle = step.idle_s(), False
+        take_step(step, [placed], 2 * IDLE_STEPS, 1e-3, 0.9)
         np.testing.assert_array_equal(step.idle_s(), before)
 
 

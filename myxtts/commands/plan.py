@@ -72,7 +72,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     memory = memory_of(options)
     speeds = speeds_of(options)
     candidates = planner.candidate_placements(options.gpus, memory=memory)
-    if not speeds.are_equal:
+    if options.speeds:
         costs_of_steps = times, options.batch_size, depths, all_reduce_s, memory
         candidates = planner.assign(candidates, speeds, *costs_of_steps)
     shortages = {candidate: memory.shortage(candidate) for candidate in candidates}

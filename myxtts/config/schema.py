@@ -260,7 +260,7 @@ class DataConfig(Section):
     """Audio seconds in a batch, with padding, instead of batch_size. 0 is off."""
     batch_shares: Annotated[tuple[Share, ...] | Literal["auto"], OFF_IN_TRIAL] = ()
     """Share of each replica in the rows of a step, such as the speeds of its GPUs: 1 2. `auto`
-    starts with equal shares, and deals the rows anew after 30 steps and at the end of an epoch
+    starts with equal shares, and deals the rows anew in the first steps and at the end of an epoch
     where a GPU waits for the others for more than 5 % of a step. Default: equal shares."""
     buckets: Annotated[int, Field(ge=1, le=64), FIXED] = 8
     """Number of duration buckets. More buckets need less padding, but each has fewer utterances."""

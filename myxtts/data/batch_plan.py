@@ -210,13 +210,13 @@ class Plan:
             ranges.append(f"{low} to {high}" if low < high else f"{high}")
         return " + ".join(ranges)
 
-    def shape(self, bucket: int, replica: int | None = None) -> tuple[int, int, int]:
-        """Return (utterances, samples, tokens) of a replica's batches in a bucket, padding
-        included; by default of the replica with the most. A batch without utterances has one row.
+    def shape(self, bucket: int) -> tuple[int, int, int]:
+        """Return (utterances, samples, tokens) of the batches in a bucket, padding included, of the
+        replica with the most utterances.
         """
-        rows = self.batch_sizes[bucket]
-        size = rows.max() if replica is None else max(rows[replica], 1)
-        return int(size), int(self.bounds[bucket]), int(self._padded_tokens[bucket])
+        columns = (self.batch_sizes.max(axis=1), self.bounds, self._padded_tokens)
+        rows, samples, tokens = (int(column[bucket]) for column in columns)
+        return rows, samples, tokens
 
     def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
         """Plan an epoch, counted from 0, or what the steps of `history` have left of it."""
@@ -424,7 +424,10 @@ def planned_batches(
             "step_frames": np.array(frame_count(manifest.samples[averaged_rows]).sum(), np.float32),
             "step_tokens": np.array(manifest.token_counts[averaged_rows].sum(), np.float32),
         }
-        shapes = [plan.shape(step.bucket, replica) for replica in replicas]
+        # Those of the epoch, since the plan may be dealt otherwise meanwhile. Each has a row, which
+        # may be empty.
+        sizes = np.maximum(epoch_plan.batch_sizes[step.bucket], 1)[[*replicas]].tolist()
+        shapes = [(size, *plan.shape(step.bucket)[1:]) for size in sizes]
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
         for microbatch in range(step.microbatches):
             if next(microbatches) % turn[1] != turn[0]:

@@ -44,10 +44,6 @@ class Speeds(NamedTuple):
     def of(cls, speeds: Sequence[float]) -> "Speeds":
         return cls(tuple(speeds), tuple(speeds))
 
-    @property
-    def are_equal(self) -> bool:
-        return len({*self.produce}) == len({*self.step}) == 1
-
     def bound_s(self, mean_s: Mapping[str, float]) -> float:
         """Return the least seconds per batch of these GPUs, in whatever placement: none ever waits,
         and each makes batches or trains on them by what it does relatively fast.

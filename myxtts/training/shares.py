@@ -1,13 +1,17 @@
 """`--batch-shares auto`: deals the rows of a step by how long each replica works on its own."""
 
 import logging
-from typing import NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
+import tensorflow as tf
 
 from myxtts.clock import Clock
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ReplicaFeed
+from myxtts.placement.gpu_memory import DriverUnavailable, read_memory
+from myxtts.placement.routes import Placement
 from myxtts.training.hooks import StepEnd
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.step import IDLE_STEPS, Step
@@ -15,23 +19,19 @@ from myxtts.training.step import IDLE_STEPS, Step
 # Since the start or the deal before, while caches and feeds fill.
 WARM_UP_STEPS = 8
 MEASURED_STEPS = 10 * IDLE_STEPS
+# What does not depend on the rows, such as launching, spoils the first measurements.
+FIRST_DEALS = 4
 # Fraction of a step for which a replica waits for the slowest.
 STARVED = 0.05
+# Of the memory of a GPU: the longest batches may not have come yet.
+USABLE = 0.9
 
 log = logging.getLogger(__name__)
 
 
-class Totals(NamedTuple):
-    """Seconds since this process started: of all steps, and the idle ones of each replica."""
-
-    steps: int
-    busy_s: float
-    idle_s: np.ndarray
-
-
 class DealShares:
-    """Deals the rows anew where a replica is starved: once after the first MEASURED_STEPS of a run,
-    and at the end of each epoch.
+    """Deals the rows anew where a replica is starved: up to FIRST_DEALS times at the start of a
+    run, each after as many steps, and at the end of each epoch.
 
     All replicas step together, so each works for the time of a step without its wait. The shares in
     force divided by these times are the shares with which all would work equally long, but for what
@@ -48,42 +48,45 @@ class DealShares:
         self, setup: TrainingSetup, step: Step, clock: Clock, pipeline: Pipeline, feed: ReplicaFeed
     ):
         self._step, self._clock, self._pipeline, self._feed = step, clock, pipeline, feed
-        self._plan = setup.corpora.training.plan
-        self._fill_s = setup.config.data.model_start_delay
-        self._first_step = self._since = setup.state.step
-        self._before: Totals | None = None
+        self._setup, self._plan = setup, setup.corpora.training.plan
+        self._since = setup.state.step
+        self._first_deals = 0 if setup.state.batch_shares else FIRST_DEALS
+        self._before: np.ndarray | None = None
 
     def is_due(self, end: StepEnd) -> bool:
-        steps = end.step - self._since
+        next_step, steps = end.planned.next_position.step, end.step - self._since
         if self._before is None:
-            return steps >= WARM_UP_STEPS
-        if steps < WARM_UP_STEPS + MEASURED_STEPS or end.is_last:
+            steps_left = self._plan.steps_per_epoch - next_step
+            is_near = self._first_deals > 0 or steps_left <= MEASURED_STEPS
+            return is_near and steps >= WARM_UP_STEPS
+        if steps < MEASURED_STEPS or end.is_last:
             return False
-        is_first = self._since == self._first_step and not end.state.batch_shares
-        return is_first or not end.planned.next_position.step
+        return self._first_deals > 0 or not next_step
 
     def __call__(self, end: StepEnd) -> None:
-        total = self._clock.total()
-        now = Totals(total.steps, total.busy_s, self._step.idle_s())
-        before, self._before = self._before, now
+        now = np.array([self._clock.total().busy_s, *self._step.idle_s()])
+        before, self._before, self._since = self._before, now, end.step
+        self._step.measures_idle = before is None
         if before is None:
             return
-        self._since, self._before = end.step, None
-        step_s = (now.busy_s - before.busy_s) / (now.steps - before.steps)
-        measured = (now.steps - before.steps) / IDLE_STEPS
-        idle_s = (now.idle_s - before.idle_s) / measured
+        self._before = None
+        busy_s, *idle_s = now - before
         # Chance lets each of them wait now and then.
-        idle = np.minimum((idle_s - idle_s.min()) / step_s, 0.99)
+        idle = IDLE_STEPS * (np.array(idle_s) - min(idle_s)) / busy_s
+        self._first_deals -= 1
         if idle.max() > STARVED:
-            self._deal(end, idle)
+            self._deal(end, np.minimum(idle, 0.99))
+        else:
+            self._first_deals = 0
 
     def _deal(self, end: StepEnd, idle: np.ndarray) -> None:
         """Deal the rows by the fraction of a step for which each replica is idle."""
         plan, state = self._plan, end.state
         sizes, rows = plan.batch_sizes, plan.describe_rows()
         dealt = sizes.sum(axis=0)
-        shares = dealt / (1.0 - idle)
-        shares = np.maximum(shares / shares.sum(), 1.0 / sizes.sum(axis=1).max())
+        room = memory_room(self._setup.run.placement, state.replicas.devices)
+        most = dealt / dealt.sum() * np.maximum(USABLE * room, 1.0)
+        shares = np.maximum(capped(dealt / (1.0 - idle), most), 1.0 / sizes.sum(axis=1).max())
         plan.deal(np.round(shares / shares.sum(), 4).tolist())
         if np.array_equal(plan.batch_sizes, sizes):
             plan.deal(state.batch_shares)
@@ -101,4 +104,37 @@ class DealShares:
         state.batch_shares = plan.shares
         end.save = end.is_redealt = True
         self._feed.replace(self._pipeline.feeds(Pass(state.position)))
-        self._feed.wait_until_full(self._fill_s, lambda: end.stop.requested)
+        fill_s = self._setup.config.data.model_start_delay
+        self._feed.wait_until_full(fill_s, lambda: end.stop.requested)
+
+
+def capped(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Return shares with a sum of 1, in proportion but none above `most`, of which the sum is at
+    least 1: float64 [replicas].
+    """
+    shares = shares / shares.sum()
+    is_full = np.zeros(len(shares), bool)
+    while (shares > most + 1e-9).any():
+        is_full |= shares > most
+        left = 1.0 - most[is_full].sum()
+        shares = np.where(is_full, most, shares * left / shares[~is_full].sum())
+    return shares
+
+
+def memory_room(placement: Placement, devices: Sequence[str]) -> np.ndarray:
+    """Return how many times the memory that each device took at most so far it may take, float64
+    [devices]; inf where it is unknown.
+    """
+    room = np.full(len(devices), np.inf)
+    for device in placement.devices:
+        if device.name not in devices or device.physical is None or not placement.on_gpu:
+            continue
+        peak_mib = tf.config.experimental.get_memory_info(device.name[1:])["peak"] / 2**20
+        limit_mib: float | None = device.memory_mib
+        if limit_mib is None:
+            with suppress(DriverUnavailable):
+                (memory,) = read_memory((device.physical,)).values()
+                limit_mib = peak_mib + memory.free_mib
+        if limit_mib is not None:
+            room[devices.index(device.name)] = limit_mib / peak_mib
+    return room

@@ -20,7 +20,7 @@ from myxtts.training.state import TrainedGroup, TrainingState
 TABLE_STEPS = 1024
 
 HOST = "/CPU:0"
-# In others than every fourth step the host runs ahead of the devices.
+# In the steps between, the host runs ahead of the devices again.
 IDLE_STEPS = 4
 
 SKIPPED = "skipped_updates"  # metric: updates that a loss scale has skipped
@@ -60,11 +60,12 @@ class Step:
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
-        measure_idle: add up how long each replica waits for the gradients of the slowest, in every
-            IDLE_STEPS-th step. The call of such a step waits for the gradients.
+        measure_idle: whether `measures_idle` may be set.
 
     Attributes:
         hand_over: copies a microbatch to the model devices, one batch for each replica.
+        measures_idle: add up how long each replica waits for the gradients of the slowest, in every
+            IDLE_STEPS-th step. The call of such a step waits for the gradients.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Step:
             copies = replicas.local_results(variable)
             for device, copy in zip(replicas.devices, copies, strict=True):
                 require_device(device, [("sum of gradients", copy)])
+        self.measures_idle = False
         self._idle_s = None
         if measure_idle:
             with tf.device(HOST):
@@ -138,7 +140,8 @@ class Step:
         """
         losses = self._no_losses
         with tf.device(self._state.device):
-            controls = self._controls.of_step(number, rates, stop)
+            measures_idle = self.measures_idle and number % IDLE_STEPS == 0
+            controls = self._controls.of_step(number, rates, stop, measures_idle)
             for count, batches in enumerate(map(list, microbatches), 1):
                 if count < len(microbatches):
                     accumulate = self._concrete(self._accumulate, batches)
@@ -203,7 +206,7 @@ class Step:
 
     def idle_s(self) -> np.ndarray:
         """Return how long each replica has waited in the steps that measure it so far, float64
-        [replicas]; see `measure_idle`.
+        [replicas]; see `measures_idle`.
         """
         assert self._idle_s is not None
         return self._idle_s.numpy()
@@ -394,7 +397,9 @@ class Controls:
         self.steps_done = -1
         self._steps_done_on_device: tf.Tensor | None = None
 
-    def of_step(self, number: int, rates: Rates, stop: bool) -> dict[str, tf.Tensor]:
+    def of_step(
+        self, number: int, rates: Rates, stop: bool, measures_idle: bool
+    ) -> dict[str, tf.Tensor]:
         """Return the arguments of step `number`."""
         steps_done = number - 1
         with tf.device(self._device):
@@ -408,7 +413,7 @@ class Controls:
                 for name in ("learning_rate", "ema_decay"):
                     values = map(getattr(rates, name), range(first, first + TABLE_STEPS))
                     self._table[name] = tf.constant(list(values), tf.float32)
-        flags = {"stop": self._stop[stop], "measures_idle": self._flags[number % IDLE_STEPS == 0]}
+        flags = {"stop": self._stop[stop], "measures_idle": self._flags[measures_idle]}
         return {"steps_done": self._steps_done_on_device, **self._table, **flags}
 
     def advance(self, steps_done: tf.Tensor) -> None:

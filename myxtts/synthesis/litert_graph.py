@@ -85,6 +85,7 @@ def product(word, factor: int):
     return high + upper(middle_0) + upper(middle_1) + carry, whole
 
 
+# Those of float64 are phases, of which the fraction alone is used.
 def _cumulative(operation: tf.Operation, x, axis):
     return fraction_of_sum(x, axis) if operation.inputs[0].dtype == tf.float64 else None
 

@@ -259,8 +259,9 @@ class HandOverTest(unittest.TestCase):
         later, made = step._controls, AssertionError("a tensor was made")
         with mock.patch("myxtts.training.step.tf.constant", side_effect=made):
             for number, stop in ((2, False), (3, True), (4, False)):
-                kept = [later._table, later._stop, later._steps_done_on_device, step._no_losses]
-                known = {id(tensor) for tensor in tf.nest.flatten([kept, handed])}
+                kept = [later._table, later._stop, later._flags, later._steps_done_on_device]
+                kept += [step._no_losses, handed]
+                known = {id(tensor) for tensor in tf.nest.flatten(kept)}
                 outcome = step([handed, handed], number, self.RATES, stop)
                 accumulated, finished = passed[-2:]
                 self.assertLessEqual(set(map(id, tf.nest.flatten(accumulated))), known)

@@ -249,6 +249,9 @@ def out_of_memory(
     error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = ""
 ) -> TrainingError:
     """Return the error with the limits of the devices; `batch` is from `describe_batch`."""
+    shares = ""
+    if len(placement.routes) > 1:
+        shares = " Give a GPU of less memory a smaller share with --batch-shares."
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
     return TrainingError(
         f"out of memory{batch}: {lacking_memory(error)} (the model is on"
@@ -256,5 +259,5 @@ def out_of_memory(
         " --data-gpu-memory, with which a run can resume; or start another one with a lower"
         " --batch-size (and a higher --gradient-accumulation), --max-seconds,"
         " --vocoder-segment-seconds or --model-size, or with --precision mixed_bfloat16 or"
-        " --gradient-checkpointing."
+        f" --gradient-checkpointing.{shares}"
     )

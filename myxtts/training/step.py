@@ -398,7 +398,7 @@ class Controls:
         self._steps_done_on_device: tf.Tensor | None = None
 
     def of_step(
-        self, number: int, rates: Rates, stop: bool, measures_idle: bool
+        self, number: int, rates: Rates, stop: bool, measures_idle: bool = False
     ) -> dict[str, tf.Tensor]:
         """Return the arguments of step `number`."""
         steps_done = number - 1

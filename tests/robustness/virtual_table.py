@@ -77,7 +77,7 @@ ROWS = {
     "vocoder of a voice": Row(
         "train", f"--task vocoder --teacher {VOICE} --reference-seconds 0.5 {DUAL}", limit=1e-3
     ),
-    "toy of a voice": Row("train", f"--teacher {VOICE} {SPOKEN} {DUAL}", limit=1e-3, toy=True),
+    "voice of a voice": Row("train", f"--teacher {VOICE} {SPOKEN} {DUAL}", limit=1e-3),
     "toy": Row("train", f"{SPOKEN} {DUAL}", toy=True),
     "toy, bfloat16": Row(
         "train", f"{SPOKEN} {DUAL} --precision mixed_bfloat16", limit=0.02, toy=True

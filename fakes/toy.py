@@ -15,6 +15,7 @@ from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import ProduceFunction, make_reader, trace_produce
 from myxtts.data.reading import LocalReader, Reader
+from myxtts.models.layers import sum_over
 
 
 class Toy(keras.Model):
@@ -32,7 +33,7 @@ class Toy(keras.Model):
         length = tf.shape(batch["tokens"])[1]
         real_token = tf.sequence_mask(batch["token_count"], length, tf.float32)[:, :, None]
         embedded = tf.cast(self.embedding(batch["tokens"]), tf.float32)
-        text = tf.reduce_sum(embedded * real_token, axis=1)
+        text = sum_over(embedded * real_token, [1])
         frame = tf.cast(self.dense(text), tf.float32)[:, None, :]
         real = tf.sequence_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, None]
         losses = {

@@ -90,6 +90,24 @@ class VirtualGpuTest(unittest.TestCase):
                 empty = tf.raw_ops.Empty(shape=[1000], dtype=dtype, init=False)
                 self.assertTrue(np.isnan(empty.numpy().astype(np.float64)).all())
 
+    def test_lists_get_no_memory_that_the_stream_still_uses(self):
+        """Their kernels run on the host: of eight such gradients four were not finite."""
+
+        @tf.function
+        def gradient(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                states = tf.scan(lambda state, y: tf.tanh(state * y), x, tf.ones([4]))
+                loss = tf.reduce_sum(tf.square(states))
+            return tape.gradient(loss, x)
+
+        x = np.random.default_rng(0).normal(size=[33, 4]).astype(np.float32)
+        with tf.device("/CPU:0"):
+            expected = gradient(tf.constant(x)).numpy()
+        with tf.device("/GPU:0"):
+            for _ in range(20):
+                np.testing.assert_allclose(gradient(tf.constant(x)).numpy(), expected, rtol=1e-4)
+
     def test_a_copy_to_another_gpu_has_the_values_of_the_moment(self):
         with tf.device("/GPU:0"):
             variable = tf.Variable(tf.zeros([1000]))

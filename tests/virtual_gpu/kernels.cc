@@ -141,6 +141,10 @@ struct PoisonedAllocator {
 };
 
 std::mutex poisoned_mutex;
+// Held by who gives memory back, and by host code that takes some and writes to it at once: nothing
+// of a stream may still be about to use or poison what it gets.
+std::recursive_mutex freeing_mutex;
+std::atomic<int> queued_poisons{0};
 
 std::map<Allocator*, PoisonedAllocator>& PoisonedAllocators() {
   static auto* allocators = new std::map<Allocator*, PoisonedAllocator>;
@@ -151,10 +155,15 @@ void PoisonAndFree(Allocator* allocator, void* memory) {
   std::unique_lock<std::mutex> lock(poisoned_mutex);
   PoisonedAllocator poisoned = PoisonedAllocators()[allocator];
   lock.unlock();
+  std::lock_guard<std::recursive_mutex> freeing(freeing_mutex);
   if (memory) {
     char* address = StreamAddress(memory);
     size_t bytes = allocator->RequestedSize(memory);
-    poisoned.compute->Add(0, [=] { Poison(address, bytes); });
+    ++queued_poisons;
+    poisoned.compute->Add(0, [=] {
+      Poison(address, bytes);
+      --queued_poisons;
+    });
   }
   poisoned.free(allocator, memory);
 }
@@ -308,6 +317,12 @@ class Kernel : public OpKernel {
       Assign(type_string(), validates_shape_, context, stream);
     } else if (path_ == Path::kOpen) {
       Drain(stream);
+      std::unique_lock<std::recursive_mutex> freeing(freeing_mutex);
+      while (queued_poisons > 0) {
+        freeing.unlock();
+        stream->Drain();
+        freeing.lock();
+      }
       HostAccess access;
       shared_->cpu_kernel->Compute(context);
     } else if (path_ == Path::kDrain || !Launched(context, stream)) {

@@ -159,7 +159,11 @@ class TTSEvaluator:
                 self._network, self.utterances, self._batches, self._device, throttle
             )
         waves, self.real_time_factors = self._synthesize(throttle)
-        columns = {name: self._column(of_column, throttle) for name, of_column in waves.items()}
+        columns = {
+            # The same voice with other texts sounds as well, and DNSMOS takes long.
+            name: self._column(of_column, throttle, is_rated=name != "shuffled_texts")
+            for name, of_column in waves.items()
+        }
         self.columns = columns = self._fixed | columns
         another_db = [] if self._in_run else self._another_sentence_db()
 
@@ -214,24 +218,29 @@ class TTSEvaluator:
             waves["shuffled_texts"] = vocode(self._vocoders[""], shuffled_mels)
         return waves, factors
 
-    def _column(self, waves: list[np.ndarray], throttle: Throttle) -> Column:
+    def _column(self, waves: list[np.ndarray], throttle: Throttle, is_rated: bool = True) -> Column:
         features = speech.acoustic_features(waves, self._device, throttle)
         compared = []
         for recorded, measured in zip(self._trimmed, features, strict=True):
             throttle()
             compared.append(metrics.utterance_metrics(recorded, metrics.trimmed(measured)))
-        return self._heard(features, compared, throttle)
+        return self._heard(features, compared, throttle, is_rated)
 
     def _heard(
-        self, features: list[AcousticFeatures], compared: list[UtteranceMetrics], throttle: Throttle
+        self,
+        features: list[AcousticFeatures],
+        compared: list[UtteranceMetrics],
+        throttle: Throttle,
+        is_rated: bool = True,
     ) -> Column:
         """Return a column with what a recogniser and DNSMOS say of its waves."""
         waves = [of_wave.wave for of_wave in features]
         texts = list(self._transcriber.transcribe(waves, throttle)) if self._transcriber else []
         opinions = []
-        for wave in waves:
-            throttle()
-            opinions.append(metrics.dnsmos(wave))
+        if is_rated:
+            for wave in waves:
+                throttle()
+                opinions.append(metrics.dnsmos(wave))
         return Column(features, compared, texts, opinions, self._word_errors(features, throttle))
 
     def _word_errors(
@@ -336,7 +345,8 @@ def column_metrics(
     for name, column in columns.items():
         if column.compared:
             by_column[name] |= metrics.corpus_metrics([column.compared[row] for row in rows])
-        by_column[name] |= mean_values([column.opinions[row] for row in rows])
+        if column.opinions:
+            by_column[name] |= mean_values([column.opinions[row] for row in rows])
         if spoken:
             texts = [column.texts[row] for row in spoken]
             by_column[name] |= error_rates([references[row] for row in spoken], texts)

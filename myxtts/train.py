@@ -166,7 +166,8 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
         )
         if config.data.batch_shares == "auto":
-            hooks.append(DealShares(setup, step, clock, pipeline, feed))
+            # First, so that the others know of the checkpoint that it asks for.
+            hooks.insert(0, DealShares(setup, step, clock, pipeline, feed))
         with description.translate_training_errors(setup):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
         if observer is not None:

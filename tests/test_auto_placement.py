@@ -194,17 +194,23 @@ class ChoosePlacementTest(unittest.TestCase):
         checkpoint = runs / "own" / "checkpoints" / "step-000005"
         write_checkpoint(checkpoint, [], make_record(settings=started))
         run = RunConfig(run="own", runs_dir=str(runs), resume=True)
-        chosen = choose_placement(self.AUTO.model_copy(update={"run": run}), not_called)
-        self.assertEqual(chosen.placement, started.placement)
+        for shares in ((), "auto"):
+            update = {"run": run, "data": DataConfig(batch_shares=shares)}
+            chosen = choose_placement(self.AUTO.model_copy(update=update), not_called)
+            self.assertEqual(chosen.placement, started.placement)
+            # One replica shares nothing.
+            self.assertEqual(chosen.data.batch_shares, ())
 
     def test_several_producers_can_be_chosen(self):
         expected = PlacementConfig(data_gpus=(0, 1), model_gpus=(2,), simulate_gpus=3)
         self.assertEqual(self.chosen(3, 1, 40, 2, 20, 4), expected)
 
     def test_single_device_needs_no_measurement(self):
-        config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=1))
-        chosen = choose_placement(config, not_called).placement
-        self.assertEqual(chosen, PlacementConfig(simulate_gpus=1))
+        placement = PlacementConfig(placement="auto", simulate_gpus=1)
+        config = Config(placement=placement, data=DataConfig(batch_shares="auto"))
+        chosen = choose_placement(config, not_called)
+        self.assertEqual(chosen.placement, PlacementConfig(simulate_gpus=1))
+        self.assertEqual(chosen.data.batch_shares, ())
 
     def test_named_placement_is_rejected(self):
         for named in ({"data_gpu": 0, "model_gpu": 1}, {"model_gpus": (0,)}):

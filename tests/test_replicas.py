@@ -330,8 +330,8 @@ class RunTest(unittest.TestCase):
 
     def test_shares_that_do_not_fit_the_replicas_are_refused(self):
         for flags, words in (
-            ("--model-gpus 0 1 --batch-shares 1 2 3", "has 3 numbers for 2 replicas. Give one for"),
-            ("--batch-shares 1 2", "has 2 numbers for 1 replicas"),
+            ("--model-gpus 0 1 --batch-shares 1 2 3", "each replica (2), but has 3. Give one for"),
+            ("--batch-shares 1 2", "each replica (1), but has 2."),
             ("--batch-shares auto", "was given to a single replica"),
         ):
             refused = self.workspace.train("refused", *flags.split())

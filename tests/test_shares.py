@@ -143,7 +143,7 @@ class MeasureTest(unittest.TestCase):
     def test_the_replica_with_fewer_rows_waits_for_the_other(self):
         replicas = replicas_of(2)
         state, _ = built(toy, replicas)
-        step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False, measure_idle=True)
+        step = Step(state, 1.0, 1, static_shapes=False, compile_xla=False, can_measure_idle=True)
         fields = state.model.BATCH_FIELDS
         sizes = FULL[:1], FULL * 200
         batches = [features(rows, (8, 40), seed=i) for i, rows in enumerate(sizes)]

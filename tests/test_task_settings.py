@@ -74,7 +74,8 @@ class Training(unittest.TestCase):
         config = Config(data=schema.DataConfig(enable_static_shapes=True), training=training)
         with mock.patch.object(setup, "Step") as step:
             setup.make_step(config, mock.sentinel.state)
-        step.assert_called_once_with(mock.sentinel.state, 2.5, 3, True, compile_xla=True)
+        expected = {"compile_xla": True, "can_measure_idle": False}
+        step.assert_called_once_with(mock.sentinel.state, 2.5, 3, True, **expected)
 
     def test_kernels_are_deterministic_only_if_asked_for(self):
         for asked in (False, True):

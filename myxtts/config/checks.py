@@ -94,8 +94,9 @@ def check_shares(config: Config, replicas: int, has_workers: bool) -> None:
         )
     if shares and shares != "auto" and len(shares) != replicas:
         raise ConfigError(
-            f"--batch-shares has {len(shares)} numbers for {replicas} replicas. Give one for each"
-            " GPU of --model-gpus (of all workers, in their order), or leave it out."
+            f"--batch-shares needs one number for each replica ({replicas}), but has {len(shares)}."
+            " Give one for each GPU of --model-gpus (of all workers, in their order), or leave it"
+            " out."
         )
 
 

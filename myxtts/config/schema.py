@@ -111,7 +111,7 @@ Silence = Annotated[float, Field(ge=15.0, le=80.0)]
 Loudness = Annotated[float, Field(ge=-50.0, le=-10.0)]
 Frontend = Literal["phonemes", "characters"]
 Normaliser = Literal["none", "words-1"]
-Share = Annotated[float, Field(ge=0.001, le=1000.0)]
+Share = Annotated[float, Field(ge=1e-3, le=1e9)]
 WaitSeconds = Annotated[int, Field(ge=1, le=86400)]
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 MIN_SECONDS = 0.05

@@ -79,7 +79,7 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
         gpus = devices.gpu_count()
     if gpus < 2:
         log.info("placement auto only one device, so there is nothing to choose")
-        return with_placement(config)
+        return with_placement(config, batch_shares=())
     if (recorded := recorded_placement(config, gpus)) is not None:
         log.info("placement auto the run goes on with its placement")
         return with_placement(config, **recorded)
@@ -151,7 +151,7 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     if not is_same_machine or max(named_gpus(placement), default=0) >= gpus:
         return None
     recorded = {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
-    if not config.data.batch_shares:
+    if not config.data.batch_shares or len(placement.model_gpus) < 2:
         recorded["batch_shares"] = resumed.record.settings.data.batch_shares
     return recorded
 

@@ -29,7 +29,6 @@ MAX_VARIATION = 10.0
 # Below it times are equal: a float64 has no more digits for the correction.
 MIN_VARIATION = 1e-9
 
-
 # Of more GPUs, not every order of them is tried in the roles of a placement.
 MAX_PERMUTED = 5
 
@@ -206,6 +205,8 @@ def assign(
     """
     gpus, mean_s, assigned = len(speeds.step), times.mean_s(), []
     orders = [sorted(range(gpus), key=lambda gpu: sign * speeds.step[gpu]) for sign in (-1, 1)]
+    # As the candidates name them, by memory.
+    orders.append(list(range(gpus)))
     if gpus <= MAX_PERMUTED:
         orders = list(map(list, permutations(range(gpus))))
     for candidate in candidates:

@@ -433,7 +433,7 @@ def make_step(config: Config, state: TrainingState) -> Step:
         training.gradient_accumulation,
         config.data.enable_static_shapes,
         compile_xla=training.compile == "xla",
-        measure_idle=config.data.batch_shares == "auto",
+        can_measure_idle=config.data.batch_shares == "auto",
     )
 
 

@@ -35,8 +35,8 @@ class DealShares:
 
     All replicas step together, so each works for the time of a step without its wait. The shares in
     force divided by these times are the shares with which all would work equally long, but for what
-    does not depend on the rows. A checkpoint records them, so that a run that resumes at any time
-    takes the steps that it would have taken.
+    does not depend on the rows. A checkpoint records them, so that a run that resumes takes the
+    same steps until the next deal.
 
     Args:
         pipeline, feed: of the batches of training, which begin anew after a deal.
@@ -50,7 +50,7 @@ class DealShares:
         self._step, self._clock, self._pipeline, self._feed = step, clock, pipeline, feed
         self._setup, self._plan = setup, setup.corpora.training.plan
         self._since = setup.state.step
-        self._first_deals = 0 if setup.state.batch_shares else FIRST_DEALS
+        self._first_deals = FIRST_DEALS
         self._before: np.ndarray | None = None
 
     def is_due(self, end: StepEnd) -> bool:
@@ -89,6 +89,8 @@ class DealShares:
         shares = np.maximum(capped(dealt / (1.0 - idle), most), 1.0 / sizes.sum(axis=1).max())
         plan.deal(np.round(shares / shares.sum(), 4).tolist())
         if np.array_equal(plan.batch_sizes, sizes):
+            # Whole rows or memory allow no better ones.
+            self._first_deals = 0
             plan.deal(state.batch_shares)
             return
         waiting = int(idle.argmax())
@@ -104,6 +106,7 @@ class DealShares:
         state.batch_shares = plan.shares
         end.save = end.is_redealt = True
         self._feed.replace(self._pipeline.feeds(Pass(state.position)))
+        forget_peaks(self._setup.run.placement, state.replicas.devices)
         fill_s = self._setup.config.data.model_start_delay
         self._feed.wait_until_full(fill_s, lambda: end.stop.requested)
 
@@ -121,9 +124,16 @@ def capped(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
     return shares
 
 
+def forget_peaks(placement: Placement, devices: Sequence[str]) -> None:
+    """Let `memory_room` count what the devices take from now on, for other rows."""
+    if placement.on_gpu:
+        for device in devices:
+            tf.config.experimental.reset_memory_stats(device[1:])
+
+
 def memory_room(placement: Placement, devices: Sequence[str]) -> np.ndarray:
-    """Return how many times the memory that each device took at most so far it may take, float64
-    [devices]; inf where it is unknown.
+    """Return how many times the memory that each device took at most since the last deal it may
+    take, float64 [devices]; inf where it is unknown.
     """
     room = np.full(len(devices), np.inf)
     for device in placement.devices:

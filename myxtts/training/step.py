@@ -60,7 +60,7 @@ class Step:
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
-        measure_idle: whether `measures_idle` may be set.
+        can_measure_idle: whether `measures_idle` may be set.
 
     Attributes:
         hand_over: copies a microbatch to the model devices, one batch for each replica.
@@ -75,7 +75,7 @@ class Step:
         accumulation: int,
         static_shapes: bool,
         compile_xla: bool,
-        measure_idle: bool = False,
+        can_measure_idle: bool = False,
     ):
         self._state = state
         self._clip = gradient_clip
@@ -102,7 +102,7 @@ class Step:
                 require_device(device, [("sum of gradients", copy)])
         self.measures_idle = False
         self._idle_s = None
-        if measure_idle:
+        if can_measure_idle:
             with tf.device(HOST):
                 idle_s = tf.zeros([len(replicas.devices)], tf.float64)
                 self._idle_s = tf.Variable(idle_s, trainable=False)
@@ -300,7 +300,7 @@ class Step:
         """On one replica: update the weights; return the outcome, and whether it is finite.
 
         With a scaled loss, also return the number of groups whose update was skipped, int64; with
-        `measure_idle`, when the gradients were ready, in seconds, or 0 if this step does not
+        `can_measure_idle`, when the gradients were ready, in seconds, or 0 if this step does not
         measure it.
         """
         groups, replicas = self._state.groups, self._state.replicas

@@ -304,6 +304,8 @@ class CommandTest(FolderCase):
             ("myxtts train --model-siz", "--model-size"),
             ("myxtts train --model-size ti", "tiny"),
             ("myxtts export --form", "--format"),
+            (f"myxtts train --train-data {self.folder}/compl", str(script)),
+            (f"myxtts synthesize --vocoder {self.folder}/compl", str(script)),
         ):
             source = (
                 f"source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"

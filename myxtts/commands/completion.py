@@ -25,9 +25,12 @@ def print_completion(shell: str, commands: Iterable[ModuleType]) -> None:
     for command in commands:
         made = parser_of(command.main)
         for action in made._actions:
-            if isinstance(action.type, partial) and action.type.func is local_path:
+            is_path = isinstance(action.type, partial) and action.type.func is local_path
+            if setting := SETTINGS.get(action.dest):
+                action.choices = setting.choices or None
+                is_path |= setting.kind is str and not setting.choices
+            # Not only of paths: shtab also turns off bash's own completion of files.
+            if is_path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-            if action.dest in SETTINGS:
-                action.choices = SETTINGS[action.dest].choices or None
         added.add_parser(command.NAME, parents=[made], add_help=False, help=command.HELP)
     print(shtab.complete(parser, shell))

@@ -35,7 +35,9 @@ def main() -> int:
     import numpy as np
     import tensorflow as tf
 
+    from myxtts.audio.vocoder import NetworkVocoder
     from myxtts.data.manifest import read_manifest
+    from myxtts.errors import ConfigError
     from myxtts.synthesis.onnx_export import load_litert, load_onnx, speaker_mels, voice_graph
     from myxtts.synthesis.spoken_text import SCALES, voice_inputs
     from myxtts.text.languages import choose_language
@@ -43,8 +45,12 @@ def main() -> int:
     from myxtts.training.runs import TrainedRun
 
     run = TrainedRun.open(options.run)
-    vocoder_run = options.vocoder or Path(run.record.settings.model.vocoder)
-    vocoder = TrainedRun.open(vocoder_run).load_vocoder("/CPU:0")
+    vocoder = run.select_vocoder(options.vocoder).load("/CPU:0")
+    if not isinstance(vocoder, NetworkVocoder):
+        raise ConfigError(
+            f"The comparison needs the run of a vocoder, but {run.path} would use"
+            f" {vocoder.description}. Give the run of a vocoder with --vocoder."
+        )
     vocabulary, mels = run.record.vocabulary, speaker_mels(run, {})
     language = choose_language(options.language, vocabulary.languages)
     graph, document = voice_graph(run, vocoder, mels, language, "/CPU:0")

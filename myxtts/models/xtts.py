@@ -454,6 +454,7 @@ class XTTS(keras.Model):
         position = alignment.position_in_token(path, frame, durations)
         inputs = [gather_rows(tokens, path), tf.cast(position, tokens.dtype)]
         hidden = self.decoder_in(stack_frames(tf.concat(inputs, axis=-1)))
+        # LiteRT has no slice that adds an axis behind two others; only whole ones are replaced.
         mask = tf.cast(tf.expand_dims(path[:, ::REDUCTION_FACTOR], 2) >= 0, hidden.dtype)
         for conv in self.decoder_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
@@ -502,6 +503,7 @@ class XTTS(keras.Model):
         hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
         embedding = layers.time_embedding(time, TIME_EMBEDDING)
         style = condition.style + self.time_out(self.time_in(embedding))
+        # No slice that adds the axis: as in `decode`.
         mask = tf.cast(tf.expand_dims(condition.mask[:, ::REDUCTION_FACTOR], 2), hidden.dtype)
         for conv in self.flow_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)

@@ -13,7 +13,8 @@ from myxtts.synthesis.portable_functions import normal_numbers
 from myxtts.synthesis.portable_graph import REPLACED, portable_function
 
 KINDS = ("float32", "float16", "int8")
-FIXED_POINT = float(2**40)  # of cycles of a phase: F0 has up to ten bits more
+# Steps of a cycle; the sum of 20 s of 150 Hz is 3,000 cycles, 12 bits more.
+FIXED_POINT = float(2**40)
 HALF_WORD = 1 << 16
 
 
@@ -87,7 +88,10 @@ def product(word, factor: int):
 
 # Those of float64 are phases, of which the fraction alone is used.
 def _cumulative(operation: tf.Operation, x, axis):
-    return fraction_of_sum(x, axis) if operation.inputs[0].dtype == tf.float64 else None
+    if operation.inputs[0].dtype != tf.float64:
+        return None
+    assert not operation.get_attr("exclusive") and not operation.get_attr("reverse")
+    return fraction_of_sum(x, axis)
 
 
 def _absolute(operation: tf.Operation, x):

@@ -46,8 +46,8 @@ Exported by `myxtts export --format {form}` from {source}{speakers}.
 {table}
 
 The difference is the root mean square of that of the waves, as a fraction of the wave's; `float16`
-stores the matrices in 16 bits, and `int8` multiplies by them in 8. docs/guides/export.md of MyXTTS
-says how players use the files.
+stores trained matrices (LiteRT: all constants) in 16 bits, and `int8` multiplies by matrices in 8.
+docs/guides/export.md of MyXTTS says how programs use the files.
 """
 
 
@@ -84,8 +84,9 @@ def write_player_files(
         vocoder = choice.load(device)
         kinds = (NetworkVocoder, OnnxVocoder) if form == "onnx" else NetworkVocoder
         if not isinstance(vocoder, kinds):
+            needed = "a trained vocoder" if form == "onnx" else "the run of a vocoder"
             raise ConfigError(
-                f"--format {form} needs a trained vocoder, but {run.path} would use"
+                f"--format {form} needs {needed}, but {run.path} would use"
                 f" {vocoder.description}. Give the run of a vocoder with --vocoder."
             )
         language = choose_language(language, run.record.vocabulary.languages)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from myxtts.synthesis.portable_functions import convolution
+from myxtts.synthesis.portable_functions import convolution, normal_numbers
 from myxtts.synthesis.portable_graph import REPLACED, inputs_of, known_values, portable_function
 
 OPSET, IR_VERSION = 18, 8  # the first with bitwise operations
@@ -29,6 +29,8 @@ _SAME = {
 }
 _REPLACED: dict[str, Callable] = {
     **REPLACED,
+    "StatelessRandomNormal": lambda _, *x: normal_numbers(*x),
+    "Erfc": lambda _, x: 1.0 - tf.math.erf(x),
     "Conv2D": lambda operation, x, kernel: convolution(x, kernel, operation.get_attr("padding")),
     "Atan2": lambda _, y, x: _angle(y, x),
     # ONNX's own takes -1 for the last class.

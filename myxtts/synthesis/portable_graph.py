@@ -18,9 +18,7 @@ REPLACED: dict[str, Callable] = {
     "Complex": lambda _, real, imaginary: Complex(real, imaginary),
     "RFFT": lambda _, frames, length: portable_functions.real_transform(frames),
     "IRFFT": lambda _, spectrum, length: portable_functions.inverse_real_transform(spectrum),
-    "StatelessRandomNormal": lambda _, *x: portable_functions.normal_numbers(*x),
     "UpperBound": lambda _, *x: portable_functions.upper_bound(*x),
-    "Erfc": lambda _, x: 1.0 - tf.math.erf(x),
 }
 _OF_COMPLEX: dict[str, Callable] = {
     "Shape": lambda x: tf.shape(x.real),
@@ -34,10 +32,7 @@ _OF_COMPLEX: dict[str, Callable] = {
 
 
 def portable_function(
-    traced,
-    output: str,
-    replaced: Mapping[str, Callable] = REPLACED,
-    types: Mapping[tf.DType, tf.DType] = {},
+    traced, output: str, replaced: Mapping[str, Callable], types: Mapping[tf.DType, tf.DType] = {}
 ):
     """Return a tf.function that returns the tensor of a traced one, by the name `output`.
 

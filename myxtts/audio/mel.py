@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from myxtts.audio import format as audio
 from myxtts.audio.format import FFT_SAMPLES, HIGH_HZ, LOW_HZ, MEL_BANDS, PAD_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.spectral import framed
+from myxtts.audio.spectral import framed, magnitude
 from myxtts.portable_ops import float32_matmul
 
 SILENCE = float(np.log(audio.LOG_FLOOR))
@@ -82,9 +82,8 @@ def log_mel_of_frames(waveform, filters=None):
     spectrum = stft(tf.cast(waveform, tf.float64))
     spectrum = tf.cast(spectrum, tf.complex64)
     # Not tf.abs, which takes nine times as long: it avoids an overflow that cannot happen here.
-    magnitude = tf.sqrt(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)))
-    filters = mel_filters() if filters is None else filters
-    return tf.math.log(tf.maximum(float32_matmul(magnitude, filters), audio.LOG_FLOOR))
+    mel = float32_matmul(magnitude(spectrum, 0.0), mel_filters() if filters is None else filters)
+    return tf.math.log(tf.maximum(mel, audio.LOG_FLOOR))
 
 
 def _reflect(waveform, samples, padded):

@@ -12,7 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.synthesis.portable_functions import convolution, normal_numbers
-from myxtts.synthesis.portable_graph import REPLACED, inputs_of, known_values, portable_function
+from myxtts.synthesis.portable_graph import (
+    REPLACED,
+    evaluated,
+    inputs_of,
+    known_values,
+    portable_function,
+)
 
 OPSET, IR_VERSION = 18, 8  # the first with bitwise operations
 MAX_INT64 = np.iinfo(np.int64).max
@@ -96,16 +102,11 @@ class _Builder:
 
     def function(self, traced, inputs: Sequence[Any]) -> list[Any]:
         """Translate a function that calls no other one; return its outputs."""
-        values: dict[Any, Any] = {**known_values(traced)}
-        values.update(zip((x.ref() for x in inputs_of(traced)), inputs, strict=True))
-        changing = {x.ref() for x in inputs_of(traced)}
-        for operation in traced.graph.get_operations():
-            if changing.intersection(x.ref() for x in operation.inputs):
-                given = [self.named(values[x.ref()]) for x in operation.inputs]
-                outputs = [x.ref() for x in operation.outputs]
-                changing.update(outputs)
-                values.update(zip(outputs, self.translate(operation, given), strict=True))
-        return [self.named(values[x.ref()]) for x in traced.outputs]
+
+        def translated(operation: tf.Operation, given: Sequence[Any]) -> Sequence[str]:
+            return self.translate(operation, [*map(self.named, given)])
+
+        return [*map(self.named, evaluated(traced, inputs, known_values(traced), translated))]
 
     def named(self, value: Any) -> str:
         return self.constant(value) if isinstance(value, np.ndarray | np.generic) else value

@@ -4,7 +4,7 @@ The operations of the trace are traced again, with others in place of some: a co
 pair of real ones, variables are constants, and what depends on no input is computed once, now.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,16 +73,7 @@ def portable_function(
 
     def call(*tensors):
         constants.clear()
-        values: dict[Any, Any] = {**known}
-        values.update(zip((x.ref() for x in inputs), tensors, strict=True))
-        changing = {x.ref() for x in inputs}
-        for operation in traced.graph.get_operations():
-            if changing.intersection(x.ref() for x in operation.inputs):
-                results = translated(operation, [values[x.ref()] for x in operation.inputs])
-                outputs = [x.ref() for x in operation.outputs]
-                changing.update(outputs)
-                values.update(zip(outputs, results, strict=True))
-        return {output: values[traced.outputs[0].ref()]}
+        return {output: evaluated(traced, tensors, known, translated)[0]}
 
     signature = [tf.TensorSpec(x.shape, x.dtype, x.op.name) for x in inputs]
     return tf.function(call, input_signature=signature, autograph=False)
@@ -102,6 +93,25 @@ def _copied(
     options = {"attrs": attributes, "op_def": operation.op_def}
     graph = tf.compat.v1.get_default_graph()
     return list(graph.create_op(operation.type, inputs, kinds, **options).outputs)
+
+
+def evaluated(
+    traced, given: Sequence[Any], known: Mapping[Any, np.ndarray], translate: Callable
+) -> list[Any]:
+    """Return what the outputs of a traced function become, from what its inputs become.
+
+    `translate` returns what the outputs of an operation become, from what its inputs become;
+    `known` are values that do not change, see `known_values`.
+    """
+    inputs = [x.ref() for x in inputs_of(traced)]
+    values, changing = {**known, **dict(zip(inputs, given, strict=True))}, set(inputs)
+    for operation in traced.graph.get_operations():
+        if changing.intersection(x.ref() for x in operation.inputs):
+            results = translate(operation, [values[x.ref()] for x in operation.inputs])
+            outputs = [x.ref() for x in operation.outputs]
+            changing.update(outputs)
+            values.update(zip(outputs, results, strict=True))
+    return [values[x.ref()] for x in traced.outputs]
 
 
 def inputs_of(traced) -> list[tf.Tensor]:

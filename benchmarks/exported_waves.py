@@ -38,7 +38,7 @@ def main() -> int:
     from myxtts.audio.vocoder import NetworkVocoder
     from myxtts.data.manifest import read_manifest
     from myxtts.errors import ConfigError
-    from myxtts.synthesis.onnx_export import load_litert, load_onnx, speaker_mels, voice_graph
+    from myxtts.synthesis.player_files import load_litert, load_onnx, speaker_mels, voice_graph
     from myxtts.synthesis.spoken_text import SCALES, voice_inputs
     from myxtts.text.languages import choose_language
     from myxtts.text.symbols import FIRST_SYMBOL_ID

@@ -15,7 +15,7 @@ from myxtts.config.schema import Config
 from myxtts.data.audio_file import write_wav
 from myxtts.models import vocoder
 from myxtts.models.vocoder import PITCH_BINS
-from myxtts.synthesis import export, onnx_export, spoken_text
+from myxtts.synthesis import export, player_files, spoken_text
 from myxtts.synthesis.spoken_text import voice_inputs
 from tests import tiny_vocoder
 from tests.fixtures import make_record, reported
@@ -66,10 +66,10 @@ def small_networks() -> Iterator[None]:
 
 
 @contextmanager
-def remembered_graphs() -> Iterator[list[onnx_export.Graph]]:
+def remembered_graphs() -> Iterator[list[player_files.Graph]]:
     """Yield a list of the graphs of voices that are exported, which take seconds to trace."""
     graphs = []
-    make_graph = onnx_export.voice_graph
+    make_graph = player_files.voice_graph
 
     def voice_graph(*arguments):
         graph, document = make_graph(*arguments)
@@ -77,7 +77,7 @@ def remembered_graphs() -> Iterator[list[onnx_export.Graph]]:
         graphs.append(graph)
         return graph, document
 
-    with mock.patch.object(onnx_export, "voice_graph", voice_graph):
+    with mock.patch.object(player_files, "voice_graph", voice_graph):
         yield graphs
 
 

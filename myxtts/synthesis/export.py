@@ -27,7 +27,7 @@ from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.report.reporter import disk_errors
-from myxtts.synthesis.onnx_export import write_player_files
+from myxtts.synthesis.player_files import write_player_files
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 from myxtts.training.checkpoint_files import Record

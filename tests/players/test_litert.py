@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES
-from myxtts.synthesis.onnx_export import load_litert
+from myxtts.synthesis.player_files import load_litert
 from myxtts.synthesis.spoken_text import voice_inputs
 from tests import onnx_voice
 from tests.fixtures import temporary_folder

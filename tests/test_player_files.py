@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
-from myxtts.synthesis import litert_graph, onnx_export, piper, portable_functions
+from myxtts.synthesis import litert_graph, piper, player_files, portable_functions
 from myxtts.synthesis.portable_functions import Complex
 from myxtts.synthesis.spoken_text import fade_ends, voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
@@ -20,7 +20,7 @@ from tests import onnx_voice
 from tests.fixtures import entered, temporary_folder
 
 LETTERS = [*"abcdefgh", "ɔ̃"]  # the last one is two code points
-PACKAGES = onnx_export.PACKAGES["onnx"]
+PACKAGES = player_files.PACKAGES["onnx"]
 HAS_PACKAGES = all(map(find_spec, PACKAGES))
 
 

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import tensorflow as tf
 
-from myxtts.tf_internals import called_graph
+from fakes.copies import called_graph
 from myxtts.training.state import TrainingState
 from myxtts.training.step import group_gradients
 

@@ -5,7 +5,7 @@ cause them.
     python benchmarks/copies.py --config configs/asr_voice.yaml --encoder gru
 
 Takes the settings of train_main.py, but needs neither a corpus nor a GPU: see
-myxtts/placement/audit.py. Prints a Markdown table of the numbers, and then the copies to the host,
+fakes/copies.py. Prints a Markdown table of the numbers, and then the copies to the host,
 which wait for the GPU, and those to the GPU.
 """
 
@@ -24,7 +24,7 @@ TYPICAL = {"batch": 16, "frames": 600, "tokens": 90}  # of a batch
 def main(argv: list[str] | None = None) -> int:
     parser = settings_parser("benchmarks/copies.py", "List the copies between host and GPU memory.")
     config, _ = read_settings(parser, sys.argv[1:] if argv is None else argv)
-    from myxtts.placement.audit import find_copies
+    from fakes.copies import find_copies
 
     functions = traced_functions(config)
     copies = {name: find_copies(function) for name, function in functions.items()}

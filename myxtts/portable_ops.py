@@ -1,6 +1,5 @@
 """Operations that give the same numbers, in the same way, on CPUs and GPUs."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -24,11 +23,6 @@ def on_host() -> Iterator[None]:
     device = tf.device("/CPU:0") if tf_internals.device_type_in_scope() == "GPU" else nullcontext()
     with tf.name_scope(HOST_SCOPE), device:
         yield
-
-
-def runs_on_host(operation_name: str) -> bool:
-    """Return whether an operation of this name was made in `on_host`; for audits without a GPU."""
-    return re.search(rf"(^|/){HOST_SCOPE}(_\d+)?/", operation_name) is not None
 
 
 def fold_in(seed, name: str):

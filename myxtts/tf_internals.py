@@ -17,13 +17,11 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, service_config_pb2
-from tensorflow.core.protobuf.device_properties_pb2 import DeviceProperties, NamedDevice
+from tensorflow.core.protobuf import service_config_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels, op_def_registry
-from tensorflow.python.grappler import cluster, tf_optimizer
 
 # Parameters of mallopt(3), and values: the most that glibc takes for the first.
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
@@ -122,29 +120,6 @@ def operation_definition(operation: str):
     return op_def_registry.get(operation)
 
 
-def optimize_graph(graph_def, fetches: Sequence[str], gpus: int):
-    """Return a GraphDef as Grappler leaves it for a machine with some GPUs; it needs none.
-
-    Called functions are inlined, and loops and branches become their low-level operations; the
-    fetches, names of the inputs and outputs, stay. Private because Grappler has no public API.
-    """
-    meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
-    meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
-    config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.min_graph_nodes = -1  # also of small graphs
-    properties = {"type": "GPU", "frequency": 1000, "num_cores": 100}
-    gpu = DeviceProperties(**properties, environment={"architecture": "8.0"})
-    devices = {"CPU:0": DeviceProperties(type="CPU", frequency=1000, num_cores=1)}
-    devices |= {f"GPU:{index}": gpu for index in range(gpus)}
-    machine = cluster.Cluster(
-        devices=[
-            NamedDevice(name=f"/job:localhost/replica:0/task:0/device:{name}", properties=device)
-            for name, device in devices.items()
-        ]
-    )
-    return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=machine)
-
-
 def device_memory_mib(name: str) -> float:
     """Return the memory in MiB that TensorFlow may use of a device such as `/GPU:0`.
 
@@ -159,11 +134,6 @@ def device_memory_mib(name: str) -> float:
     finally:
         pywrap_tf_session.TF_DeleteDeviceList(devices)
     raise LookupError(f"TensorFlow has no device {name}")
-
-
-def called_graph(graph: tf.Graph, name: str) -> tf.Graph:
-    """Return the graph of a called function; graphs list them as protos only."""
-    return graph._get_function(name).graph
 
 
 def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):

@@ -5,11 +5,12 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from myxtts.models import aligner
 from myxtts.models.aligner import Aligner, diagonal_prior
 from myxtts.models.alignment import path_losses, search_by_frames, sum_over_paths
 from myxtts.models.ctc import ctc_losses_by_recursion
-from myxtts.placement.audit import find_copies, has_gpu_kernels
+from myxtts.placement.audit import has_gpu_kernels
 from tests.two_devices import MODEL
 
 

@@ -8,11 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from fakes.gpu_numerics import cudnn_ctc_loss
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import ENCODERS, SIZES, ASRSize, build_asr, ctc_labels
 from myxtts.models.layers import parameter_count, weight_count
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.text.symbols import subsampled_length
 from tests import tiny
 from tests.tiny import SYMBOLS, features, numpy_of, on_device, rows_of

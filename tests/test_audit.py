@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import Copy, find_copies
 from fakes.toy import traced_once
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim
@@ -15,7 +16,7 @@ from myxtts.config.schema import Config
 from myxtts.data.features import tts_extractor
 from myxtts.errors import PlacementError
 from myxtts.models.layers import Dense, SeededDropout, mean_of_rows
-from myxtts.placement.audit import Audit, Copy, audit, find_copies, has_gpu_kernels, require_device
+from myxtts.placement.audit import Audit, audit, has_gpu_kernels, require_device
 from myxtts.portable_ops import indices, on_host, stateless_normal
 from myxtts.synthesis.export import synthesis_module
 from myxtts.tasks.asr import ASRTask

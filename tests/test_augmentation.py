@@ -5,6 +5,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from myxtts.audio import augmentation
 from myxtts.audio.augmentation import augment, band_pass_gain, impulse_response, mu_law
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
@@ -16,7 +17,7 @@ from myxtts.data.features import asr_extractor, fewest_samples, tts_extractor, t
 from myxtts.data.manifest import LengthRule
 from myxtts.data.pipeline import trace_produce
 from myxtts.errors import ConfigError
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.portable_ops import fold_in
 from myxtts.tasks.asr import ASRTask
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID

@@ -6,10 +6,11 @@ from itertools import groupby
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.models import ctc
 from myxtts.models.ctc import beam_search_decode, decoded_texts, emissions, greedy_decode
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.text.symbols import SymbolTable, frames_needed, subsampled_length
 from tests.two_devices import MODEL
 

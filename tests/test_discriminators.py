@@ -8,12 +8,13 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import Config, ModelConfig, TrainingConfig, VocoderConfig
 from myxtts.errors import ConfigError
 from myxtts.models import discriminators
 from myxtts.models.discriminators import Discriminators, ResolutionDiscriminator
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.report.metrics import read_metrics
 from myxtts.synthesis.export import vocoder_export, write_export
 from myxtts.tasks.vocoder import VocoderTask

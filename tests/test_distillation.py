@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, check_batch
 from myxtts.commands import profile
@@ -25,7 +26,7 @@ from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.models.teacher import NullTeacher, TeacherModel
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable

@@ -6,6 +6,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from myxtts.audio import k_weighting
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import loudness, with_loudness
@@ -17,7 +18,7 @@ from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
 from myxtts.data.pipeline import trace_produce
 from myxtts.data.reading import read_row, rows_from_files
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from tests.fixtures import FolderCase
 from tests.sine_corpus import noise, sine, write_sound
 from tests.two_devices import DATA

@@ -17,12 +17,13 @@ from benchmarks.proof import page, placements, threads, whole
 from benchmarks.proof.placements import Case, Findings
 from benchmarks.proof.runs import KILLED, NO_TIME, run_script
 from benchmarks.proof.section import Scope, SectionResult, write_json
+from fakes.copies import find_copies
 from myxtts.batch import TTS_FEATURES
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.pipeline import Producer
-from myxtts.placement.audit import audit, find_copies
+from myxtts.placement.audit import audit
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput.model import StageTimes
 from myxtts.throughput.planner import StageProfile

@@ -14,6 +14,7 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from myxtts.audio import excitation
 from myxtts.audio.excitation import interpolate_unvoiced, pulse_phasor, pulse_train
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
@@ -25,7 +26,7 @@ from myxtts.config.schema import Config, ModelConfig, VocoderConfig
 from myxtts.data.features import vocoder_extractor
 from myxtts.data.pipeline import trace_produce
 from myxtts.models.vocoder import Vocoder, mel_and_spectrum, project
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.report.metrics import read_metrics
 from myxtts.tasks.base import Examples
 from myxtts.tasks.vocoder import VocoderSampler

@@ -14,12 +14,13 @@ from benchmarks._mel import log_mel_float32, mel_by_librosa
 from benchmarks.proof import configs
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from benchmarks.proof.stages import most_frequent_bucket
+from fakes.copies import find_copies
 from fakes.toy_models import toy_models
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
-from myxtts.placement.audit import find_copies, has_gpu_kernels
+from myxtts.placement.audit import has_gpu_kernels
 from myxtts.placement.devices import xla_failure
 from myxtts.tasks.alignment_choice import compiled, search_of
 from myxtts.throughput.measure import (

@@ -26,6 +26,7 @@ from benchmarks.proof import configs
 from benchmarks.proof.networks import Networks, Voices, sizes
 from benchmarks.proof.runs import NO_TIME
 from benchmarks.proof.section import Scope, SectionResult, table
+from fakes.copies import find_copies
 from fakes.toy_models import toy_models
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import griffin_lim
@@ -36,7 +37,7 @@ from myxtts.data.pipeline import Pipeline, trace_produce
 from myxtts.models.ctc import ctc_losses, greedy_decode
 from myxtts.models.vocoder import build_vocoder
 from myxtts.models.xtts import TEXT_INPUTS
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of

@@ -19,11 +19,12 @@ from benchmarks.proof import configs, trace
 from benchmarks.proof.operations import tf32
 from benchmarks.proof.runs import NO_TIME
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from fakes.copies import find_copies
 from fakes.toy_models import toy_models
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels
+from myxtts.placement.audit import audit, has_gpu_kernels
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.throughput.measure import (

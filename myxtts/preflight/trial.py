@@ -21,7 +21,7 @@ from myxtts.data.batch_plan import Pass, Plan, Position
 from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, ReplicaBatches, step_batches
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, find_copies, has_gpu_kernels, require_device
+from myxtts.placement.audit import audit, has_gpu_kernels, require_device
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
@@ -294,12 +294,8 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
         "`myxtts profile` measures each stage and recommends changes.",
     )
     producers = [producer.produce for producer in trial.pipeline.producers]
-    step_functions = trial.step.functions(trial.batches)
     yield check_operations("audit of the producer", producers)
-    yield check_operations("audit of the step", step_functions)
-    if has_gpu_kernels():
-        yield check_loop_copies("copies in the producer", producers[:1])
-        yield check_loop_copies("copies in the step", step_functions)
+    yield check_operations("audit of the step", trial.step.functions(trial.batches))
 
 
 def check_overlap(spans: Sequence[Span], data_device: str, bottleneck: str, dual: bool) -> Check:
@@ -365,22 +361,3 @@ def check_operations(name: str, functions: Sequence) -> Check:
     found = f"{len(host_only)} of {total:,} operations have no GPU kernel{''.join(examples)}"
     to_do = "Replace these operations: a GPU cannot run them."
     return required(not host_only, name, expected, found, to_do)
-
-
-def check_loop_copies(name: str, functions: Sequence) -> Check:
-    """Count the copies between host and GPU memory in one call of each concrete function."""
-    copies = [*chain.from_iterable(map(find_copies, functions))]
-    to_host = sum(copy.to_host for copy in copies)
-    found = f"{to_host} to the host, {len(copies) - to_host} to the GPU"
-    in_loops = [copy for copy in copies if copy.to_host and copy.in_loop]
-    if in_loops:
-        lines = ", ".join(sorted({copy.source or copy.tensor for copy in in_loops})[:5])
-        found += f"; {len(in_loops)} to the host in each iteration of a loop: {lines}"
-    return recommended(
-        not in_loops,
-        name,
-        "no loop copies from the GPU to the host, which would wait for the GPU in each iteration",
-        found,
-        "A GPU is slow at such loops: choose another network, such as --encoder lmu instead of"
-        " gru.",
-    )

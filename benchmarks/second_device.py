@@ -259,7 +259,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
     from myxtts.throughput import measure as isolated
     from myxtts.throughput.auto import rank_placements
     from myxtts.throughput.measure import measurement_window, open_run
-    from myxtts.throughput.planner import StageProfile
+    from myxtts.throughput.planner import Speeds, StageProfile
 
     config, _ = train.parse([*flags, *PLACEMENTS[DUAL]])
     with redirect_stdout(sys.stderr), open_run(config) as run:
@@ -275,7 +275,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
         with run_functions_in_the_pool():
             all_reduce_s = isolated.measure_all_reduce(run)
     profile = StageProfile(times, window.measured_buckets, all_reduce_s)
-    predictions = rank_placements(profile, 2, config)
+    predictions = rank_placements(profile, Speeds.of([1.0, 1.0]), config)
     mean_s, measured = times.mean_s(), len(times)
     # Batches and steps that the processor time has in addition.
     warm_up = (sum(map(len, waves.values())), len(features))

@@ -29,11 +29,13 @@ from myxtts.throughput.auto import (
 )
 from myxtts.throughput.measure import measure_stage_times
 from myxtts.throughput.model import StageTimes
-from myxtts.throughput.planner import StageProfile
+from myxtts.throughput.planner import Speeds, StageProfile
 from myxtts.training.checkpoint_files import write_checkpoint
 from tests.fixtures import temporary_folder
 from tests.kill_points import terminate_parent
 from tests.tiny import Workspace, toy_models
+
+PAIR = Speeds.of([1.0, 1.0])
 
 
 def profile(
@@ -53,7 +55,7 @@ def fail(error: Exception, config: Config, steps: int) -> StageProfile:
 class RankPlacementsTest(unittest.TestCase):
     def best(self, *milliseconds, gpus: int = 2, **training):
         config = Config(training=TrainingConfig(**training))
-        return rank_placements(profile(*milliseconds), gpus, config)[0]
+        return rank_placements(profile(*milliseconds), Speeds.of([1.0] * gpus), config)[0]
 
     def test_replicas_win_if_the_all_reduce_is_cheap(self):
         best = self.best(1, 5, 2, 22, 3)
@@ -77,7 +79,7 @@ class RankPlacementsTest(unittest.TestCase):
         run = RunConfig(validate_every=0, sample_every=500)
         for accumulation, name in ((1, "dual"), (8, "replicated")):
             training = TrainingConfig(gradient_accumulation=accumulation)
-            ranked = rank_placements(measured, 2, Config(run=run, training=training))
+            ranked = rank_placements(measured, PAIR, Config(run=run, training=training))
             self.assertEqual(ranked[0].candidate.name, name)
 
     def test_single_wins_if_a_second_gpu_gains_nothing(self):
@@ -115,16 +117,16 @@ class RankPlacementsTest(unittest.TestCase):
             config = Config(run=RunConfig(**never | settings))
             actual_s = observe_per_step_s(measured._replace(**fields), config)
             self.assertAlmostEqual(actual_s, expected_s)
-        self.assertEqual(rank_placements(measured, 2, Config())[0].candidate.name, "replicated")
-        validated = rank_placements(measured, 2, Config(run=run))[0]
+        self.assertEqual(rank_placements(measured, PAIR, Config())[0].candidate.name, "replicated")
+        validated = rank_placements(measured, PAIR, Config(run=run))[0]
         self.assertEqual((validated.candidate.name, validated.bound_s), ("dual", 0.022))
         named = Config(run=run, placement=PlacementConfig(placement="auto", observer="model"))
-        dual = next(p for p in rank_placements(measured, 2, named) if p.candidate.name == "dual")
+        dual = next(p for p in rank_placements(measured, PAIR, named) if p.candidate.name == "dual")
         self.assertIn("C + V", dual.formula)
 
     def test_xla_allows_one_replica_only(self):
         config = Config(training=TrainingConfig(compile="xla"))
-        ranked = rank_placements(profile(1, 5, 2, 22), 4, config)
+        ranked = rank_placements(profile(1, 5, 2, 22), Speeds.of([1.0] * 4), config)
         self.assertEqual({prediction.candidate.replicas for prediction in ranked}, {1})
 
 

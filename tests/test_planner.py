@@ -17,7 +17,13 @@ from myxtts.placement.routes import Route, plan_routes
 from myxtts.throughput import model, planner
 from myxtts.throughput.measure import check_one_replica
 from myxtts.throughput.model import STAGES, QueueDepths, RunResult, StageTimes, simulate
-from myxtts.throughput.planner import Speeds, StageStatistics, candidate_placements, predict_all
+from myxtts.throughput.planner import (
+    Candidate,
+    Speeds,
+    StageStatistics,
+    candidate_placements,
+    predict_all,
+)
 from tests.fixtures import FolderCase
 
 PROFILED = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02}, "read": {"mean_s": 0.005}}
@@ -47,6 +53,11 @@ def varied(n: int, *means_s, variation: float = 0.0) -> StageTimes:
 
 def seconds(routes, times: StageTimes, *args, **kwargs) -> float:
     return simulate(routes, times, *args, **kwargs).duration_s
+
+
+def equal_gpus(gpus: int, times: StageTimes | None = None, **options) -> list[Candidate]:
+    """Return the placements that so many equal GPUs allow."""
+    return candidate_placements(Speeds.of([1.0] * gpus), times or stages(1, 20), 16, **options)
 
 
 def formulas(predictions) -> dict[str, str]:
@@ -236,14 +247,13 @@ class PlannerTest(unittest.TestCase):
             dual, 2 replicas, data GPU trains too | --data-gpu 0 --model-gpus 0 1
             dual, 3 replicas, data GPU trains too | --data-gpu 0 --model-gpus 0 1 2
         """
-        candidates = [
-            f"{candidate.name} | {candidate.flags}" for candidate in candidate_placements(3)
-        ]
+        # Producing takes less than a row of a step does.
+        candidates = [f"{each.name} | {each.flags}" for each in equal_gpus(3, stages(0.01, 20))]
         self.assertCountEqual(candidates, map(str.strip, expected.strip().splitlines()))
-        self.assertEqual([candidate.name for candidate in candidate_placements(1)], ["single"])
+        self.assertEqual([candidate.name for candidate in equal_gpus(1)], ["single"])
 
     def test_flags_select_the_simulated_placement(self):
-        for candidate in candidate_placements(4):
+        for candidate in equal_gpus(4):
             with self.subTest(flags=candidate.flags):
                 config, _ = train.parse(candidate.flags.replace("none", "").split())
                 routes = plan_routes(config.placement, 4).routes
@@ -257,16 +267,14 @@ class PlannerTest(unittest.TestCase):
             crossing_s = abs(produce_s - step_s) / 2
             for of_batch_s in {0.8 * crossing_s, 1.2 * crossing_s + 0.01} - {0.0}:
                 with self.subTest(times=(produce_s, step_s), all_reduce_of_a_batch_s=of_batch_s):
-                    ranked = predict_all(
-                        candidate_placements(2), times, all_reduce_s=2 * of_batch_s
-                    )
+                    ranked = predict_all(equal_gpus(2), times, all_reduce_s=2 * of_batch_s)
                     expected = "dual" if of_batch_s > crossing_s else "replicated"
                     self.assertEqual(names(ranked)[0], expected)
 
     def test_unlike_gpus_share_a_step_by_speed(self):
         times = varied(400, 0.0, 0.008, 0.0, 0.1)
         for speeds, rows in (((1.0, 0.5), (21, 11)), ((0.3, 1.0), (7, 25)), ((1.0, 1.0), ())):
-            found = planner.assign(candidate_placements(2), Speeds.of(speeds), times, 16)
+            found = candidate_placements(Speeds.of(speeds), times, 16)
             best = predict_all(found, times)[0]
             self.assertEqual(best.candidate.rows, rows)
             slowest_s = 0.108 * max(
@@ -275,13 +283,13 @@ class PlannerTest(unittest.TestCase):
             self.assertAlmostEqual(best.batches_per_s, 2 / slowest_s, delta=0.01)
             self.assertAlmostEqual(best.bound_s, slowest_s / 2)
         flags = "--model-gpus 0 1 --batch-shares 21 11"
-        found = planner.assign(candidate_placements(2), Speeds.of((1.0, 0.5)), times, 16)
+        found = candidate_placements(Speeds.of((1.0, 0.5)), times, 16)
         self.assertIn(flags, [candidate.flags for candidate in found])
 
     def test_unlike_gpus_have_the_roles_that_suit_them(self):
         # GPU 0 is slow in training alone.
         speeds, times = Speeds((1.0, 1.0), (0.1, 1.0)), varied(400, 0.0, 0.08, 0.0, 0.1)
-        found = planner.assign(candidate_placements(2), speeds, times, 16)
+        found = candidate_placements(speeds, times, 16)
         by_name = {candidate.name: candidate.flags for candidate in found}
         self.assertEqual(by_name["dual"], "--data-gpu 0 --model-gpu 1")
         self.assertEqual(by_name["single"], "--model-gpus 1")
@@ -289,7 +297,7 @@ class PlannerTest(unittest.TestCase):
 
     def test_a_replica_that_could_take_no_row_is_no_candidate(self):
         times = varied(400, 0.0, 0.008, 0.0, 0.1)
-        found = planner.assign(candidate_placements(2), Speeds.of((1.0, 0.01)), times, 16)
+        found = candidate_placements(Speeds.of((1.0, 0.01)), times, 16)
         self.assertEqual({candidate.replicas for candidate in found}, {1})
 
     def test_water_is_filled_to_one_level(self):
@@ -315,20 +323,18 @@ class PlannerTest(unittest.TestCase):
 
     def test_second_producer_is_chosen_where_producing_takes_longer_than_the_step(self):
         slow, fast = (
-            predict_all(
-                candidate_placements(3), varied(1200, 0.0, produce_s, 0.0, 1.0), all_reduce_s=0.1
-            )
+            predict_all(equal_gpus(3), varied(1200, 0.0, produce_s, 0.0, 1.0), all_reduce_s=0.1)
             for produce_s in (2.0, 0.5)
         )
         self.assertEqual(slow[0].candidate.flags, "--data-gpus 0 1 --model-gpu 2")
         # One would be idle.
         self.assertNotIn("dual, 2 producers", names(fast))
-        formula = formulas(predict_all(candidate_placements(4), stages(4, 1)))["dual, 3 producers"]
+        formula = formulas(predict_all(equal_gpus(4), stages(4, 1)))["dual, 3 producers"]
         self.assertEqual(formula, "max(P / 3, C) = max(1333, 1000) = 1333 ms")
 
     def test_the_observer_takes_time_of_the_data_device_and_validation_of_the_model_device(self):
         times = varied(400, 0.0, 0.02, 0.002, 0.03)
-        ranked = predict_all(candidate_placements(2), times, observe_s=0.009)
+        ranked = predict_all(equal_gpus(2), times, observe_s=0.009)
         expected = {
             "dual": "max(P + V, T, C) = max(29, 2, 30) = 30 ms",
             "single": "P + C + V = 59 ms",
@@ -345,12 +351,12 @@ class PlannerTest(unittest.TestCase):
     def test_an_observer_that_makes_no_batches_of_the_first_replica_takes_its_time_too(self):
         times = varied(1200, 0.0, 0.010, 0.0, 0.022)
         on_last = predict_all(
-            candidate_placements(2, observer=1), times, all_reduce_s=0.0005, observe_s=0.012
+            equal_gpus(2, observer=1), times, all_reduce_s=0.0005, observe_s=0.012
         )
         rates = {prediction.candidate.name: prediction.batches_per_s for prediction in on_last}
         self.assertAlmostEqual(rates["replicated"], 2 / 0.0445, delta=0.5)
         self.assertAlmostEqual(rates["dual"], 1 / 0.034, delta=0.5)
-        idle = predict_all(candidate_placements(3, observer=2), times, observe_s=0.2)
+        idle = predict_all(equal_gpus(3, observer=2), times, observe_s=0.2)
         for prediction in (*on_last, *idle):
             self.assertLess(prediction.efficiency, 1.02, prediction.candidate.flags)
         (both,) = (p for p in idle if p.candidate.flags == "--data-gpu 0 --model-gpus 1 2")
@@ -358,9 +364,9 @@ class PlannerTest(unittest.TestCase):
 
     def test_a_tie_goes_to_the_smaller_step_and_to_fewer_gpus(self):
         # P = C and A = 0: except for filling the queues, both take 1 s per batch.
-        ranked = predict_all(candidate_placements(2), varied(4000, 0.0, 1, 0.0, 1))
+        ranked = predict_all(equal_gpus(2), varied(4000, 0.0, 1, 0.0, 1))
         self.assertEqual(names(ranked)[:2], ["dual", "replicated"])
-        ranked = predict_all(candidate_placements(2), varied(600, 0.0, 0.0, 0.0, 1))
+        ranked = predict_all(equal_gpus(2), varied(600, 0.0, 0.0, 0.0, 1))
         self.assertEqual(names(ranked)[-2:], ["single", "dual"])
         self.assertAlmostEqual(ranked[-1].batches_per_s, ranked[-2].batches_per_s)
         rates = [prediction.batches_per_s for prediction in ranked]
@@ -370,7 +376,7 @@ class PlannerTest(unittest.TestCase):
         # A vocoder with a `small` voice as teacher: two replicas are predicted to be 5 % faster,
         # and were 3 % slower.
         times = varied(400, 0.0, 0.590, 0.0, 0.527)
-        ranked = predict_all(candidate_placements(2), times, all_reduce_s=0.010)
+        ranked = predict_all(equal_gpus(2), times, all_reduce_s=0.010)
         self.assertEqual(names(ranked)[:2], ["dual", "replicated"])
         self.assertAlmostEqual(ranked[1].batches_per_s / ranked[0].batches_per_s, 1.05, delta=0.01)
 
@@ -406,7 +412,7 @@ class PlannerTest(unittest.TestCase):
 
     def test_deep_queues_reach_the_bound_if_times_do_not_vary(self):
         times = varied(2400, 0.0, 0.005, 0.001, 0.02)
-        for prediction in predict_all(candidate_placements(4), times, all_reduce_s=0.004):
+        for prediction in predict_all(equal_gpus(4), times, all_reduce_s=0.004):
             if "trains too" not in prediction.candidate.name:
                 self.assertGreater(prediction.efficiency, 0.99, prediction.candidate.flags)
 
@@ -415,15 +421,15 @@ class PlannerTest(unittest.TestCase):
         self.assertEqual(actual, [0.0, 1.0, 1.5])
 
     def test_a_profile_of_several_replicas_is_rejected_with_the_command_that_compares_them(self):
-        (replicated,) = (p for p in candidate_placements(2) if p.flags == "--model-gpus 0 1")
+        (replicated,) = (p for p in equal_gpus(2) if p.flags == "--model-gpus 0 1")
         with self.assertRaisesRegex(PlacementError, "`myxtts plan` compares"):
             check_one_replica(replicated.placement)
 
     def test_table_ends_with_the_best_placement_and_its_flags(self):
-        ranked = predict_all(candidate_placements(4), varied(400, 0.0, 1, 0.0, 4))
+        ranked = predict_all(equal_gpus(4), varied(400, 0.0, 1, 0.0, 4))
         lines = planner.format_table(ranked)
         self.assertRegex(lines[-1], "^best: replicated, .*--model-gpus 0 1 2 3")
-        useful = [p for p in candidate_placements(4) if not p.placement.routes[0].further_data]
+        useful = [p for p in equal_gpus(4) if not p.placement.routes[0].further_data]
         self.assertEqual((len(lines), len(ranked)), (1 + len(useful) + 1, len(useful)))
 
 
@@ -449,7 +455,8 @@ class PlanCommandTest(FolderCase):
         self.assertEqual(from_profile, from_flags)
         self.assertEqual(from_profile[0], 0)
         bounds_s = {p["name"]: p["bound_s"] for p in json.loads(file.read_text())["placements"]}
-        self.assertEqual(set(bounds_s), {candidate.name for candidate in candidate_placements(2)})
+        # A data GPU that is busy for the whole step takes no rows.
+        self.assertEqual(set(bounds_s), {"single", "dual", "replicated"})
         self.assertAlmostEqual(bounds_s["single"], 0.04)
 
     def test_readers_of_the_plan_are_as_fast_as_those_of_the_profile(self):
@@ -518,7 +525,7 @@ class PlanCommandTest(FolderCase):
         self.assertIn("GPU 1 has 24000 MiB and needs 25000", output)
         figures = json.loads(file.read_text())
         names = [[each["name"] for each in figures[key]] for key in ("placements", "left_out")]
-        others = ["single", "replicated", "dual, 2 replicas, data GPU trains too"]
+        others = ["single", "replicated", "dual, 2 replicas, data GPU trains too, unequal shares"]
         self.assertEqual(names, [["dual"], others])
         _, swapped = self.run_plan(f"--gpus 2 {times} --memory-mib 24000 4000")
         self.assertIn("--data-gpu 1 --model-gpu 0", swapped)

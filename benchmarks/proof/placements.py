@@ -17,7 +17,7 @@ from myxtts.errors import UserError
 from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.throughput.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
 from myxtts.throughput.model import QueueDepths, StageTimes
-from myxtts.throughput.planner import Candidate, StageProfile, predict, resample_steps
+from myxtts.throughput.planner import Candidate, Speeds, StageProfile, predict, resample_steps
 from myxtts.training.checkpoint_files import Checkpoint, checkpoint_of
 
 TITLE = "Placements"
@@ -318,9 +318,8 @@ def measure_stages(config: Config, steps: int) -> StageProfile:
 def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> tuple[float, float]:
     """Return the seconds of a step of a placement: predicted by the planner, and by arithmetic."""
     data, settings = config.data, PlacementConfig(**case.settings)
-    candidate = Candidate(
-        settings, plan_routes(settings, gpu_count=max(named_gpus(settings), default=0) + 1)
-    )
+    gpus = max(named_gpus(settings), default=0) + 1
+    candidate = Candidate(settings, plan_routes(settings, gpus), Speeds.of([1.0] * gpus))
     depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     times = resample_steps(
         stages.times.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS

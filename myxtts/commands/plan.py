@@ -71,11 +71,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     times = planner.sample_stage_times(costs, BATCHES)
     memory = memory_of(options)
     speeds = speeds_of(options)
-    candidates = planner.candidate_placements(options.gpus, memory=memory)
-    if options.speeds:
-        costs_of_steps = times, options.batch_size, depths, all_reduce_s, memory
-        candidates = planner.assign(candidates, speeds, *costs_of_steps)
-    shortages = {candidate: memory.shortage(candidate) for candidate in candidates}
+    costs_of_steps = times, options.batch_size, depths, all_reduce_s
+    candidates = planner.candidate_placements(speeds, *costs_of_steps, memory)
+    shortages = {candidate: memory.shortage(candidate)[1] for candidate in candidates}
     left_out = {candidate: reason for candidate, reason in shortages.items() if reason}
     fitting = [candidate for candidate in candidates if candidate not in left_out]
     if not fitting:

@@ -84,8 +84,8 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
         log.info("placement auto the run goes on with its placement")
         return with_placement(config, **recorded)
     profile, speeds = measure_gpus(measure, config, gpus)
-    ranked = rank_placements(profile, gpus, config, speeds)
-    bound_s = (speeds or Speeds.of([1.0] * gpus)).bound_s(profile.times.mean_s())
+    ranked = rank_placements(profile, speeds, config)
+    bound_s = speeds.bound_s(profile.times.mean_s())
     for line in (*planner.format_table(ranked), planner.describe_best(ranked, bound_s)):
         log.info("  %s", line)
     if config.placement.simulate_gpus:
@@ -104,11 +104,9 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     return with_placement(config, **gpus_of, batch_shares=shares)
 
 
-def measure_gpus(
-    measure: MeasureStages, config: Config, gpus: int
-) -> tuple[StageProfile, Speeds | None]:
+def measure_gpus(measure: MeasureStages, config: Config, gpus: int) -> tuple[StageProfile, Speeds]:
     """Measure the stages on each GPU, and log their means; return the profile of the first ones,
-    with the longest all-reduce, and the speeds of all relative to it, or None if they are equal.
+    with the longest all-reduce, and the speeds of all relative to it.
 
     Each GPU makes the batches once, and trains once on those of the GPU before it. Simulated GPUs
     share one CPU, so they are equal.
@@ -133,7 +131,7 @@ def measure_gpus(
     slowest = max(profile.all_reduce_s for profile in profiles)
     first = profiles[0]._replace(all_reduce_s=slowest)
     if max(max(stage) / min(stage) for stage in speeds) <= 1.0 + planner.TIE_TOLERANCE:
-        return first, None
+        return first, Speeds.of([1.0] * gpus)
     return first, speeds
 
 
@@ -160,25 +158,21 @@ def with_placement(config: Config, **settings: Any) -> Config:
     return with_values(config, {"placement": "manual", **settings})
 
 
-def rank_placements(
-    profile: StageProfile, gpus: int, config: Config, speeds: Speeds | None = None
-) -> list[Prediction]:
+def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> list[Prediction]:
     """Return a prediction for each placement that can train with these settings, the fastest
-    first; of unlike GPUs with their speeds relative to the profile.
+    first, on GPUs with these speeds relative to the profile.
     """
     data = config.data
     accumulation = config.training.gradient_accumulation
     times = profile.times.per_reader(data.num_workers)
-    candidates = planner.candidate_placements(gpus, observer=config.placement.observer)
-    # XLA compiles the step of one device.
-    if config.training.compile == "xla":
-        candidates = [candidate for candidate in candidates if candidate.replicas == 1]
     depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     # The simulated steps are microbatches.
     reduce_s = profile.all_reduce_s / accumulation
-    if speeds is not None:
-        rows = data.batch_size
-        candidates = planner.assign(candidates, speeds, times, rows, depths, reduce_s)
+    costs, observer = (times, data.batch_size, depths, reduce_s), config.placement.observer
+    candidates = planner.candidate_placements(speeds, *costs, observer=observer)
+    # XLA compiles the step of one device.
+    if config.training.compile == "xla":
+        candidates = [candidate for candidate in candidates if candidate.replicas == 1]
     return planner.predict_all(
         candidates,
         times,

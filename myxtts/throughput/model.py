@@ -70,6 +70,11 @@ class Work(NamedTuple):
     produce: Mapping[str, float]
     step: Mapping[str, float]
 
+    @classmethod
+    def equal(cls, routes: Sequence[Route]) -> "Work":
+        speeds = {device: 1.0 for route in routes for device in (*route.data_devices, route.model)}
+        return cls([Fraction(1)] * len(routes), speeds, speeds)
+
 
 def scaled(times: StageTimes, routes: Sequence[Route], work: Work) -> StageTimes:
     """Return the times of the batches of the routes in turn as unlike devices take them."""
@@ -310,7 +315,7 @@ def analytic_bound(
         observe_s: V.
         observer: device that validates during training; empty if all model devices wait for the
             first one.
-        work: of unlike devices.
+        work: the default is that of equal devices.
 
     Returns:
         The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.
@@ -320,7 +325,7 @@ def analytic_bound(
     if len(routes) == 1:
         seconds["A"] = 0.0
     loads_s: dict[str, float] = {}
-    for load in _loads(routes, workers, observer, seconds, work):
+    for load in _loads(routes, workers, observer, seconds, work or Work.equal(routes)):
         term = " + ".join(_format_term(n, letter) for letter, n in load.items())
         loads_s[term] = sum(float(n) * seconds[letter] for letter, n in load.items())
     bound_s = max(loads_s.values()) / len(routes)
@@ -338,11 +343,7 @@ def analytic_bound(
 
 
 def _loads(
-    routes: Sequence[Route],
-    workers: int,
-    observer: str,
-    seconds: Mapping[str, float],
-    work: Work | None,
+    routes: Sequence[Route], workers: int, observer: str, seconds: Mapping[str, float], work: Work
 ) -> list[dict[str, Fraction]]:
     """Return how often each resource does what in a step, by letter; without what takes no time,
     and without resources that do no more than another one.
@@ -353,20 +354,18 @@ def _loads(
     """
     loads: defaultdict[object, defaultdict[str, Fraction]]
     loads = defaultdict(lambda: defaultdict(Fraction))
-    batches = work.batches if work else [Fraction(1)] * len(routes)
-    produce, step = (work.produce, work.step) if work else ({}, {})
-    for count, route in zip(batches, routes, strict=True):
+    for count, route in zip(work.batches, routes, strict=True):
         share = count / len(route.data_devices)
         for device in route.data_devices:
-            loads[device]["P"] += share / _fraction(produce.get(device, 1.0))
+            loads[device]["P"] += share / _fraction(work.produce[device])
             if device != route.model:
                 loads[route.data_devices]["T"] += share
-        loads[route.model] |= {"C": count / _fraction(step.get(route.model, 1.0)), "A": Fraction(1)}
+        loads[route.model] |= {"C": count / _fraction(work.step[route.model]), "A": Fraction(1)}
     models = [route.model for route in routes]
     observing = [observer] if observer else models
     for device in observing:
         loads[device]["V"] = Fraction(1)
-    for count, route in zip(batches, routes, strict=True):
+    for count, route in zip(work.batches, routes, strict=True):
         share = count / (len(route.data_devices) * workers)
         for device in route.data_devices:
             loads["readers", device]["R"] += share

@@ -2,10 +2,11 @@
 predicts from given or measured times. No TensorFlow.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
+from math import inf
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -63,14 +64,14 @@ class Speeds(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement to predict, the settings that `plan_routes` makes it from, and of unlike GPUs the
-    rows of each replica in a step and the speeds.
+    """A placement to predict, the settings that `plan_routes` makes it from, the speeds of the
+    GPUs, and the rows of each replica in a step; () is equally many.
     """
 
     settings: PlacementConfig
     placement: Placement
+    speeds: Speeds
     rows: tuple[int, ...] = ()
-    speeds: Speeds | None = None
 
     @property
     def name(self) -> str:
@@ -80,17 +81,24 @@ class Candidate:
         return f"{name}, unequal shares" if self.rows else name
 
     @property
-    def work(self) -> model.Work | None:
-        if self.speeds is None:
-            return None
-        batches = [Fraction(1)] * self.replicas
-        if self.rows:
-            batches = [Fraction(n * self.replicas, sum(self.rows)) for n in self.rows]
+    def work(self) -> model.Work:
+        rows = self.rows or (1,) * self.replicas
+        batches = [Fraction(n * self.replicas, sum(rows)) for n in rows]
         by_stage = (
             {device.name: speeds[device.physical or 0] for device in self.placement.devices}
             for speeds in self.speeds
         )
         return model.Work(batches, *by_stage)
+
+    def bound(
+        self, mean_s: Mapping[str, float], workers: int, all_reduce_s: float, observe_s: float = 0.0
+    ) -> tuple[str, float]:
+        """Return the formula and the value of `analytic_bound`; the all-reduce is that of two
+        replicas.
+        """
+        reduce_s = model.ring_all_reduce_s(all_reduce_s, self.replicas)
+        costs = workers, reduce_s, observe_s, self.placement.observer, self.work
+        return model.analytic_bound(self.placement.routes, mean_s, *costs)
 
     @property
     def replicas(self) -> int:
@@ -125,16 +133,17 @@ class Memory(NamedTuple):
     produce: float = 0.0
     replica: float = 0.0
 
-    def shortage(self, candidate: Candidate) -> str:
-        """Return which GPU lacks memory; empty if the placement fits."""
+    def shortage(self, candidate: Candidate) -> tuple[float, str]:
+        """Return the most MiB that a GPU lacks, and which it is; (0, "") if the placement fits."""
         data, models = named_data_gpus(candidate.settings), candidate.settings.model_gpus
+        lacking = [(0.0, "")]
         for gpu in dict.fromkeys((*data, *models)):
             # Without data GPUs each replica makes its own batches.
             need = self.produce if gpu in (data or models) else 0.0
             need += self.replica if gpu in models else 0.0
-            if need > self.limits[gpu]:
-                return f"GPU {gpu} has {self.limits[gpu]:g} MiB and needs {need:g}"
-        return ""
+            if need > (has := self.limits[gpu]):
+                lacking.append((need - has, f"GPU {gpu} has {has:g} MiB and needs {need:g}"))
+        return max(lacking, key=lambda each: each[0])
 
 
 @dataclass(frozen=True)
@@ -163,82 +172,52 @@ class Prediction:
 
 
 def candidate_placements(
-    gpus: int, observer: ObserverPlace = "auto", memory: Memory | None = None
-) -> list[Candidate]:
-    """Return every placement that flags can select on a number of equal GPUs, one for each way to
-    share the roles; roles that need more memory go to GPUs that have more.
-    """
-    limits = memory.limits if memory else (0.0,) * gpus
-    smallest_first = sorted(range(gpus), key=lambda gpu: limits[gpu])
-    largest_first = sorted(range(gpus), key=lambda gpu: -limits[gpu])
-    produces_more = memory is not None and memory.produce > memory.replica
-    order = largest_first if produces_more else smallest_first
-    # None need to make batches, since each replica can make its own.
-    roles: list[tuple[Sequence[int], Sequence[int]]]
-    roles = [((), largest_first[:replicas]) for replicas in range(1, gpus + 1)]
-    for producers in range(1, gpus):
-        others = [gpu for gpu in largest_first if gpu not in order[:producers]]
-        for replicas in range(1, len(others) + 1):
-            roles.append((order[:producers], others[:replicas]))
-    roles += [(largest_first[:1], largest_first[:replicas]) for replicas in range(2, gpus + 1)]
-    settings = [
-        PlacementConfig(data_gpus=tuple(data), model_gpus=tuple(models), observer=observer)
-        for data, models in roles
-    ]
-    return [Candidate(each, plan_routes(each, gpus)) for each in settings]
-
-
-def assign(
-    candidates: Iterable[Candidate],
     speeds: Speeds,
     times: StageTimes,
     batch_rows: int,
     depths: QueueDepths = DEFAULT_DEPTHS,
     all_reduce_s: float = 0.0,
     memory: Memory | None = None,
+    observer: ObserverPlace = "auto",
 ) -> list[Candidate]:
-    """Return the candidates with unlike GPUs in the roles, and with rows of the replicas, that give
-    the lowest bound of those that fit into the memory; without those that leave a replica no row.
+    """Return every placement that flags can select, one for each way to share the roles, without
+    those that leave a replica no row. The GPUs of the roles, and the rows, are those of the lowest
+    bound that fit into the memory.
 
     Args:
         batch_rows: of a replica's batch with equal shares.
     """
-    gpus, mean_s, assigned = len(speeds.step), times.mean_s(), []
-    orders = [sorted(range(gpus), key=lambda gpu: sign * speeds.step[gpu]) for sign in (-1, 1)]
-    # As the candidates name them, by memory.
-    orders.append(list(range(gpus)))
+    gpus, mean_s, candidates = len(speeds.step), times.mean_s(), []
+    memory = memory or Memory((inf,) * gpus)
+    # Places in an order of the GPUs: of those that make all batches, if any, and that train.
+    roles = [(range(0), range(replicas)) for replicas in range(1, gpus + 1)]
+    roles += [(range(n), range(n, end)) for n in range(1, gpus) for end in range(n + 1, gpus + 1)]
+    roles += [(range(1), range(replicas)) for replicas in range(2, gpus + 1)]
+    figures = np.array([range(gpus), speeds.step, memory.limits])
+    orders = np.argsort([*figures, *-figures], axis=1, kind="stable").tolist()
     if gpus <= MAX_PERMUTED:
-        orders = list(map(list, permutations(range(gpus))))
-    for candidate in candidates:
+        orders = list(permutations(range(gpus)))
+
+    def cost(candidate: Candidate) -> tuple[float, float]:
+        bound = candidate.bound(mean_s, depths.num_workers, all_reduce_s)
+        return memory.shortage(candidate)[0], bound[1]
+
+    for role in roles:
         found: dict[tuple, Candidate] = {}
         for order in orders:
-            data, models = (
-                tuple(sorted(order[gpu] for gpu in of_role))
-                for of_role in (candidate.settings.data_gpus, candidate.settings.model_gpus)
-            )
+            data, models = (tuple(sorted(order[place] for place in places)) for places in role)
             if (data, models) not in found:
-                gpus_of = {"data_gpus": data, "model_gpus": models}
-                settings = candidate.settings.model_copy(update=gpus_of)
-                each = Candidate(settings, plan_routes(settings, gpus), speeds=speeds)
+                settings = PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
+                each = Candidate(settings, plan_routes(settings, gpus), speeds)
                 found[data, models] = replace(each, rows=_rows_of(each, mean_s, batch_rows))
-        reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
-        by_bound: list[tuple[bool, float, int, Candidate]] = []
-        for each in found.values():
-            _, bound_s = model.analytic_bound(
-                each.placement.routes, mean_s, depths.num_workers, reduce_s, work=each.work
-            )
-            lacks_memory = memory is not None and bool(memory.shortage(each))
-            if 0 not in each.rows:
-                by_bound.append((lacks_memory, bound_s, len(by_bound), each))
-        if by_bound:
-            assigned.append(min(by_bound)[-1])
-    return assigned
+        with_rows = [each for each in found.values() if 0 not in each.rows]
+        candidates += sorted(with_rows, key=cost)[:1]
+    return candidates
 
 
 def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], batch_rows: int) -> tuple[int, ...]:
     """Return rows with which all replicas work equally long in a step; empty for equal ones."""
     routes, work = candidate.placement.routes, candidate.work
-    assert work is not None
     # What a device makes for others, too, does not depend on its share.
     fixed_s, batch_s = np.zeros(len(routes)), np.zeros(len(routes))
     makes_own = all(route.data_devices == (route.model,) for route in routes)
@@ -290,13 +269,11 @@ def predict_all(
     for candidate in candidates:
         routes = candidate.placement.routes
         if routes[0].further_data:
-            reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
-            fewer = [replace(route, further_data=route.further_data[:-1]) for route in routes]
+            fewer = tuple(replace(each, further_data=each.further_data[:-1]) for each in routes)
+            without = replace(candidate, placement=replace(candidate.placement, routes=fewer))
             bound_s, fewer_s = (
-                model.analytic_bound(
-                    some, times.mean_s(), depths.num_workers, reduce_s, work=candidate.work
-                )[1]
-                for some in (routes, fewer)
+                each.bound(times.mean_s(), depths.num_workers, all_reduce_s)[1]
+                for each in (candidate, without)
             )
             if bound_s >= (1.0 - TIE_TOLERANCE) * fewer_s:
                 continue
@@ -313,15 +290,12 @@ def predict(
     observe_s: float = 0.0,
 ) -> Prediction:
     """Predict the throughput of a placement; see `predict_all` for the arguments."""
-    placement, work = candidate.placement, candidate.work
-    reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
-    costs = depths.num_workers, reduce_s, observe_s
-    formula, bound_s = model.analytic_bound(
-        placement.routes, times.mean_s(), *costs, placement.observer, work
-    )
-    if work is not None:
-        times = model.scaled(times, placement.routes, work)
+    placement = candidate.placement
+    costs = depths.num_workers, all_reduce_s, observe_s
+    formula, bound_s = candidate.bound(times.mean_s(), *costs)
+    times = model.scaled(times, placement.routes, candidate.work)
     observed = with_observation(times, placement, observe_s)
+    reduce_s = model.ring_all_reduce_s(all_reduce_s, candidate.replicas)
     result = model.simulate(placement.routes, observed, depths, reduce_s)
     return Prediction(candidate, formula, bound_s, result)
 

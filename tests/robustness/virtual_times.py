@@ -176,7 +176,7 @@ def measure(
     relative = ([float(each) / float(speeds[i]) for each in speeds] for i in (0, 1))
     rows = run.setup.corpora.training.plan.batch_sizes.sum(axis=0).tolist()
     candidate = planner.Candidate(
-        config.placement, run.placement, tuple(rows), planner.Speeds(*relative)
+        config.placement, run.placement, planner.Speeds(*relative), tuple(rows)
     )
     sampled = planner.resample_steps(
         found.times.per_reader(config.data.num_workers), found.bucket, replicas, SIMULATED_STEPS

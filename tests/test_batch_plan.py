@@ -6,7 +6,7 @@ import unittest
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.data.batch_plan import Plan, bucket_bounds, deal_rows
+from myxtts.data.batch_plan import Plan, bucket_bounds, deal_rows, water_fill
 from myxtts.errors import ConfigError
 
 
@@ -180,6 +180,18 @@ class Replicas(unittest.TestCase):
 
 
 class Shares(unittest.TestCase):
+    def test_water_is_filled_to_one_level_below_what_each_may_take(self):
+        for fixed, each, amount, most, expected in (
+            ([0, 0], [1, 2], 3, np.inf, [2, 1]),
+            ([2, 0], [1, 1], 4, np.inf, [1, 3]),
+            ([9, 0, 0], [1, 1, 3], 4, np.inf, [0, 3, 1]),  # the first one is busy for longer
+            ([0, 0], [1 / 8, 1 / 2], 1, [0.6, np.inf], [0.6, 0.4]),
+            ([0, 0, 0], [1 / 5, 1 / 3, 1 / 2], 1, [0.4, 0.35, np.inf], [0.4, 0.35, 0.25]),
+            ([0, 0], [1, 2], 3, [1, 1], [1, 1]),
+        ):
+            dealt = water_fill(np.array(fixed), np.array(each), amount, np.array(most))
+            np.testing.assert_allclose(dealt, expected)
+
     def test_rows_are_dealt_by_largest_remainder(self):
         for rows, shares, expected in (
             (32, (1, 1), [16, 16]),

@@ -276,7 +276,7 @@ class PlannerTest(unittest.TestCase):
         for speeds, rows in (((1.0, 0.5), (21, 11)), ((0.3, 1.0), (7, 25)), ((1.0, 1.0), ())):
             found = candidate_placements(Speeds.of(speeds), times, 16)
             best = predict_all(found, times)[0]
-            self.assertEqual(best.candidate.rows, rows)
+            self.assertEqual(best.candidate.shares, rows)
             slowest_s = 0.108 * max(
                 n / 16 / s for n, s in zip(rows or (16, 16), speeds, strict=True)
             )
@@ -299,15 +299,6 @@ class PlannerTest(unittest.TestCase):
         times = varied(400, 0.0, 0.008, 0.0, 0.1)
         found = candidate_placements(Speeds.of((1.0, 0.01)), times, 16)
         self.assertEqual({candidate.replicas for candidate in found}, {1})
-
-    def test_water_is_filled_to_one_level(self):
-        for fixed_s, batch_s, batches, expected in (
-            ([0, 0], [1, 2], 3, [2, 1]),
-            ([2, 0], [1, 1], 4, [1, 3]),
-            ([9, 0, 0], [1, 1, 3], 4, [0, 3, 1]),  # the first one is busy for longer
-        ):
-            dealt = planner.water_fill(np.array(fixed_s), np.array(batch_s), batches)
-            np.testing.assert_allclose(dealt, expected)
 
     def test_bound_of_the_gpus_lets_each_do_what_it_does_relatively_fast(self):
         mean_s = {"produce": 0.02, "step": 0.1}
@@ -531,6 +522,14 @@ class PlanCommandTest(FolderCase):
         self.assertIn("--data-gpu 1 --model-gpu 0", swapped)
         _, enough = self.run_plan(f"--gpus 2 {times} --memory-mib 25000")
         self.assertNotIn("left out", enough)
+
+    def test_a_small_gpu_takes_the_rows_that_fit(self):
+        times = "--produce-ms 5 --step-ms 20 --replica-memory-mib 4000 --row-memory-mib 500"
+        for memory in ("24000 8100", "16000 8100"):
+            _, output = self.run_plan(f"--gpus 2 {times} --memory-mib {memory}")
+            self.assertIn(" --model-gpus 0 1 --batch-shares 24 8)", output)
+        _, output = self.run_plan(f"--gpus 2 {times} --memory-mib 15900 8100")
+        self.assertRegex(output, "left out: replicated, unequal shares; .*: GPU 0 has 15900 MiB")
 
     def test_speeds_give_shares_and_the_distance_to_the_bound(self):
         flags = "--gpus 2 --speeds 1 0.5 --produce-ms 8 --step-ms 100 --batch-size 15"

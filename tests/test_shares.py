@@ -13,7 +13,7 @@ from myxtts.data.batch_plan import Plan, Position
 from myxtts.placement.gpu_memory import GpuMemory
 from myxtts.placement.routes import plan_routes
 from myxtts.training import shares
-from myxtts.training.shares import MEASURED_STEPS, WARM_UP_STEPS, DealShares, capped, memory_room
+from myxtts.training.shares import MEASURED_STEPS, WARM_UP_STEPS, DealShares, memory_room
 from myxtts.training.step import IDLE_STEPS, Step
 from tests.test_replicas import FULL, built, on, replicas_of, toy
 from tests.tiny import Workspace, assert_same_arrays, features, take_step
@@ -115,14 +115,6 @@ class DealTest(unittest.TestCase):
 
 
 class MemoryTest(unittest.TestCase):
-    def test_no_share_is_above_what_the_memory_holds(self):
-        for wanted, most, expected in (
-            ((8.0, 2.0), (0.6, np.inf), (0.6, 0.4)),
-            ((5.0, 3.0, 2.0), (0.4, 0.35, np.inf), (0.4, 0.35, 0.25)),
-            ((1.0, 3.0), (np.inf, np.inf), (0.25, 0.75)),
-        ):
-            np.testing.assert_allclose(capped(np.array(wanted), np.array(most)), expected)
-
     def test_room_is_the_limit_or_what_the_driver_says_is_free(self):
         memory = {1: GpuMemory("card", total_mib=8000, free_mib=3000, capability=8)}
         for flags, expected in (({"model_gpu_memory": 4000}, 4.0), ({}, 4.0)):

@@ -319,7 +319,8 @@ def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> t
     """Return the seconds of a step of a placement: predicted by the planner, and by arithmetic."""
     data, settings = config.data, PlacementConfig(**case.settings)
     gpus = max(named_gpus(settings), default=0) + 1
-    candidate = Candidate(settings, plan_routes(settings, gpus), Speeds.of([1.0] * gpus))
+    speeds, rows = Speeds.of([1.0] * gpus), (data.batch_size,) * case.replicas
+    candidate = Candidate(settings, plan_routes(settings, gpus), speeds, rows)
     depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
     times = resample_steps(
         stages.times.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS

@@ -52,7 +52,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     each = "memory of each GPU, or one number for all: what does not fit is left out"
     add_flag(parser, "--memory-mib", each, mib, nargs="+")
     add_flag(parser, "--produce-memory-mib", "memory to make batches", mib, default=0.0)
-    add_flag(parser, "--replica-memory-mib", "memory to train a replica", mib, default=0.0)
+    replica = "memory to train a replica, besides that for its rows"
+    add_flag(parser, "--replica-memory-mib", replica, mib, default=0.0)
+    row = "memory for each row of a replica's batch: a GPU takes the rows that fit"
+    add_flag(parser, "--row-memory-mib", row, mib, default=0.0)
     add_json_flag(parser)
     return parser.parse(argv)
 
@@ -111,7 +114,7 @@ def speeds_of(options: argparse.Namespace) -> planner.Speeds:
 
 def memory_of(options: argparse.Namespace) -> planner.Memory:
     """Return the memory that --memory-mib and its companions give; without limits if none does."""
-    needs = options.produce_memory_mib, options.replica_memory_mib
+    needs = options.produce_memory_mib, options.replica_memory_mib, options.row_memory_mib
     limits = options.memory_mib or [math.inf]
     if options.memory_mib is None and any(needs):
         raise ConfigError("--memory-mib is missing. Add the memory of each GPU.")

@@ -75,6 +75,21 @@ def deal_rows(rows: np.ndarray, shares: Sequence[float]) -> np.ndarray:
     return (dealt + (rank < left[:, None])).astype(np.int64)
 
 
+def water_fill(
+    fixed: np.ndarray, each: np.ndarray, amount: float, most: np.ndarray | float = np.inf
+) -> np.ndarray:
+    """Return how much of an amount each takes, so that the largest `fixed + each × taken` is the
+    smallest, and none takes more than `most`: float64 [n]. Too large an amount is not all taken.
+    """
+    most = np.minimum(most, amount)
+    levels = np.sort([fixed, fixed + each * most], axis=None)
+
+    def taken(level):
+        return np.clip((level - fixed) / each, 0.0, most)
+
+    return taken(np.interp(amount, taken(levels[:, None]).sum(axis=1), levels))
+
+
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
     """One epoch. N utterances, S steps.

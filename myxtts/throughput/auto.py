@@ -97,7 +97,7 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             " replica",
             *(best.replicas,) * 2,
         )
-    shares: str | tuple[float, ...] = tuple(map(float, best.rows))
+    shares: str | tuple[float, ...] = tuple(map(float, best.shares))
     if config.data.batch_shares == "auto" and best.replicas > 1:
         shares = "auto"
     gpus_of = {name: getattr(best.settings, name) for name in ("data_gpus", "model_gpus")}

@@ -15,7 +15,7 @@ import pydantic
 from pydantic import Field
 
 from myxtts.config.schema import ObserverPlace, PlacementConfig
-from myxtts.data.batch_plan import deal_rows
+from myxtts.data.batch_plan import deal_rows, water_fill
 from myxtts.errors import ConfigError
 from myxtts.placement.routes import Placement, named_data_gpus, plan_routes
 from myxtts.throughput import model
@@ -65,25 +65,29 @@ class Speeds(NamedTuple):
 @dataclass(frozen=True)
 class Candidate:
     """A placement to predict, the settings that `plan_routes` makes it from, the speeds of the
-    GPUs, and the rows of each replica in a step; () is equally many.
+    GPUs, and the rows of each replica in a step.
     """
 
     settings: PlacementConfig
     placement: Placement
     speeds: Speeds
-    rows: tuple[int, ...] = ()
+    rows: tuple[int, ...]
 
     @property
     def name(self) -> str:
         name, models = self.placement.name, self.settings.model_gpus
         if len(models) > 1 and set(models) & set(named_data_gpus(self.settings)):
             name += ", data GPU trains too"
-        return f"{name}, unequal shares" if self.rows else name
+        return f"{name}, unequal shares" if self.shares else name
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The rows, if they are unequal."""
+        return self.rows if len({*self.rows}) > 1 else ()
 
     @property
     def work(self) -> model.Work:
-        rows = self.rows or (1,) * self.replicas
-        batches = [Fraction(n * self.replicas, sum(rows)) for n in rows]
+        batches = [Fraction(n * self.replicas, sum(self.rows)) for n in self.rows]
         by_stage = (
             {device.name: speeds[device.physical or 0] for device in self.placement.devices}
             for speeds in self.speeds
@@ -121,26 +125,43 @@ class Candidate:
                 if len(gpus) > 1 or not named_data_gpus(self.settings):
                     flag += "s"
                 words += [flag, *map(str, gpus)]
-        if self.rows:
-            words += ["--batch-shares", *map(str, self.rows)]
+        if self.shares:
+            words += ["--batch-shares", *map(str, self.shares)]
         return "none" if words == ["--model-gpus", "0"] else " ".join(words)
 
 
 class Memory(NamedTuple):
-    """MiB that each GPU has, that making batches needs, and that a replica needs."""
+    """MiB that each GPU has, that making batches needs, and that a replica needs, besides those for
+    each of its rows.
+    """
 
     limits: tuple[float, ...]
     produce: float = 0.0
     replica: float = 0.0
+    row: float = 0.0
+
+    def without_rows(self, settings: PlacementConfig, gpu: int) -> float:
+        """Return the MiB that a GPU needs in its roles, without those for rows."""
+        data, models = named_data_gpus(settings), settings.model_gpus
+        # Without data GPUs each replica makes its own batches.
+        produce = self.produce if gpu in (data or models) else 0.0
+        return produce + (self.replica if gpu in models else 0.0)
+
+    def most_rows(self, settings: PlacementConfig) -> list[float]:
+        """Return how many rows each replica may take: a whole number or inf, and at least 1."""
+        most = []
+        for gpu in settings.model_gpus if self.row else ():
+            left = self.limits[gpu] - self.without_rows(settings, gpu)
+            most.append(max(left // self.row, 1.0))
+        return most or [inf] * len(settings.model_gpus)
 
     def shortage(self, candidate: Candidate) -> tuple[float, str]:
         """Return the most MiB that a GPU lacks, and which it is; (0, "") if the placement fits."""
-        data, models = named_data_gpus(candidate.settings), candidate.settings.model_gpus
+        settings = candidate.settings
+        rows = dict(zip(settings.model_gpus, candidate.rows, strict=True))
         lacking = [(0.0, "")]
-        for gpu in dict.fromkeys((*data, *models)):
-            # Without data GPUs each replica makes its own batches.
-            need = self.produce if gpu in (data or models) else 0.0
-            need += self.replica if gpu in models else 0.0
+        for gpu in dict.fromkeys((*named_data_gpus(settings), *rows)):
+            need = self.without_rows(settings, gpu) + self.row * rows.get(gpu, 0)
             if need > (has := self.limits[gpu]):
                 lacking.append((need - has, f"GPU {gpu} has {has:g} MiB and needs {need:g}"))
         return max(lacking, key=lambda each: each[0])
@@ -208,16 +229,17 @@ def candidate_placements(
             data, models = (tuple(sorted(order[place] for place in places)) for places in role)
             if (data, models) not in found:
                 settings = PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
-                each = Candidate(settings, plan_routes(settings, gpus), speeds)
-                found[data, models] = replace(each, rows=_rows_of(each, mean_s, batch_rows))
+                equal = (batch_rows,) * len(models)
+                each = Candidate(settings, plan_routes(settings, gpus), speeds, equal)
+                found[data, models] = replace(each, rows=_rows_of(each, mean_s, memory))
         with_rows = [each for each in found.values() if 0 not in each.rows]
         candidates += sorted(with_rows, key=cost)[:1]
     return candidates
 
 
-def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], batch_rows: int) -> tuple[int, ...]:
-    """Return rows with which all replicas work equally long in a step; empty for equal ones."""
-    routes, work = candidate.placement.routes, candidate.work
+def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], memory: Memory) -> tuple[int, ...]:
+    """Return rows with which all replicas work equally long in a step, as far as they fit."""
+    routes, work, rows = candidate.placement.routes, candidate.work, candidate.rows
     # What a device makes for others, too, does not depend on its share.
     fixed_s, batch_s = np.zeros(len(routes)), np.zeros(len(routes))
     makes_own = all(route.data_devices == (route.model,) for route in routes)
@@ -228,23 +250,9 @@ def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], batch_rows: int)
             batch_s[number] += produce_s
         elif route.model in route.data_devices:
             fixed_s[number] = produce_s * len(routes) / len(route.data_devices)
-    batches = water_fill(fixed_s, np.maximum(batch_s, 1e-9), len(routes)).tolist()
-    rows = deal_rows(np.array([len(routes) * batch_rows]), batches)[0].tolist()
-    return () if len({*rows}) == 1 else tuple(rows)
-
-
-def water_fill(fixed_s: np.ndarray, batch_s: np.ndarray, batches: float) -> np.ndarray:
-    """Return the batches of each device, `batches` in sum, with which all that get any work equally
-    long, and no other could end sooner: float64 [devices] of seconds without and for a batch.
-    """
-    used = np.ones(len(fixed_s), bool)
-    while True:
-        rates = used / batch_s
-        level_s = (batches + (fixed_s * rates).sum()) / rates.sum()
-        dealt = (level_s - fixed_s) * rates
-        if (dealt >= 0.0).all():
-            return dealt
-        used &= dealt > 0.0
+    most = np.divide(memory.most_rows(candidate.settings), rows[0])
+    batches = water_fill(fixed_s, np.maximum(batch_s, 1e-9), len(routes), most).tolist()
+    return tuple(deal_rows(np.array([sum(rows)]), batches)[0].tolist())
 
 
 def predict_all(

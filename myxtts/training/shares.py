@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.clock import Clock
-from myxtts.data.batch_plan import Pass
+from myxtts.data.batch_plan import Pass, water_fill
 from myxtts.data.pipeline import Pipeline, ReplicaFeed
 from myxtts.placement.gpu_memory import DriverUnavailable, read_memory
 from myxtts.placement.routes import Placement
@@ -86,7 +86,8 @@ class DealShares:
         dealt = sizes.sum(axis=0)
         room = memory_room(self._setup.run.placement, state.replicas.devices)
         most = dealt / dealt.sum() * np.maximum(USABLE * room, 1.0)
-        shares = np.maximum(capped(dealt / (1.0 - idle), most), 1.0 / sizes.sum(axis=1).max())
+        shares = water_fill(0.0 * idle, (1.0 - idle) / dealt, 1.0, most)
+        shares = np.maximum(shares, 1.0 / sizes.sum(axis=1).max())
         plan.deal(np.round(shares / shares.sum(), 4).tolist())
         if np.array_equal(plan.batch_sizes, sizes):
             # Whole rows or memory allow no better ones.
@@ -109,19 +110,6 @@ class DealShares:
         forget_peaks(self._setup.run.placement, state.replicas.devices)
         fill_s = self._setup.config.data.model_start_delay
         self._feed.wait_until_full(fill_s, lambda: end.stop.requested)
-
-
-def capped(shares: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Return shares with a sum of 1, in proportion but none above `most`, of which the sum is at
-    least 1: float64 [replicas].
-    """
-    shares = shares / shares.sum()
-    is_full = np.zeros(len(shares), bool)
-    while (shares > most + 1e-9).any():
-        is_full |= shares > most
-        left = 1.0 - most[is_full].sum()
-        shares = np.where(is_full, most, shares * left / shares[~is_full].sum())
-    return shares
 
 
 def forget_peaks(placement: Placement, devices: Sequence[str]) -> None:

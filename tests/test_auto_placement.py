@@ -250,6 +250,7 @@ class MeasureTest(unittest.TestCase):
         for name in ("all_reduce_s", "samples_s", "evaluation_s"):
             times_s[name] = getattr(measured, name)
         self.assertEqual([name for name, seconds in times_s.items() if seconds <= 0.0], [])
+        self.assertTrue(0.0 <= measured.fixed <= 1.0, measured.fixed)
 
     def test_an_error_in_the_measuring_process_is_raised(self):
         # Without TensorFlow, whose import takes 5 s.

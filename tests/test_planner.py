@@ -286,9 +286,18 @@ class PlannerTest(unittest.TestCase):
         found = candidate_placements(Speeds.of((1.0, 0.5)), times, 16)
         self.assertIn(flags, [candidate.flags for candidate in found])
 
+    def test_what_a_step_takes_without_rows_goes_to_the_shares_and_the_prediction(self):
+        # 20 + 80 b ms, and on the slow GPU 40 + 160 (2 - b), are equal with b = 22.7 rows of 16.
+        times = varied(400, 0.0, 0.0, 0.0, 0.1)
+        (best, *_) = predict_all(candidate_placements(Speeds.of((1.0, 0.5), 0.2), times, 16), times)
+        self.assertEqual(best.candidate.rows, (23, 9))
+        self.assertAlmostEqual(best.batches_per_s, 2 / (0.02 + 0.08 * 23 / 16), delta=0.1)
+        (equal, *_) = predict_all(equal_gpus(2, times), times)
+        self.assertAlmostEqual(equal.batches_per_s, 20.0, delta=0.1)
+
     def test_unlike_gpus_have_the_roles_that_suit_them(self):
         # GPU 0 is slow in training alone.
-        speeds, times = Speeds((1.0, 1.0), (0.1, 1.0)), varied(400, 0.0, 0.08, 0.0, 0.1)
+        speeds, times = Speeds((1.0, 1.0), (0.1, 1.0), (0.0, 0.0)), varied(400, 0.0, 0.08, 0.0, 0.1)
         found = candidate_placements(speeds, times, 16)
         by_name = {candidate.name: candidate.flags for candidate in found}
         self.assertEqual(by_name["dual"], "--data-gpu 0 --model-gpu 1")
@@ -306,9 +315,9 @@ class PlannerTest(unittest.TestCase):
             (Speeds.of((1.0,)), 0.12),
             (Speeds.of((1.0, 0.5)), 0.12 / 1.5),
             # GPU 0 makes 50 batches a second at most and trains on none; GPU 1 trains on 10.
-            (Speeds((1.0, 1.0), (1e-9, 1.0)), 0.1),
+            (Speeds((1.0, 1.0), (1e-9, 1.0), (0.0, 0.0)), 0.1),
             # GPU 1 trains on all x = 10 f of them and makes none: 50 (1 - f) + 50 = x, f > 1.
-            (Speeds((1.0, 1.0), (1.0, 1.0)), 0.06),
+            (Speeds.of((1.0, 1.0)), 0.06),
         ):
             self.assertAlmostEqual(speeds.bound_s(mean_s), expected_s)
 

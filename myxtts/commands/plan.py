@@ -35,6 +35,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--step-ms", "C: the model trains on a batch", ms)
     speed = "speed of each GPU, by which the times of its stages are divided (default: all 1)"
     add_flag(parser, "--speeds", speed, bounded(float, 0.001, 1000.0), nargs="+")
+    fixed = "fraction of C that does not depend on the rows, such as the weights' update"
+    add_flag(parser, "--fixed-step", fixed, bounded(float, 0.0, 1.0), default=0.0)
     rows = "rows of a batch, which unlike GPUs share unequally"
     add_flag(parser, "--batch-size", rows, count, default=DataConfig().batch_size)
     variation = "standard deviation of the time of every stage, divided by its mean"
@@ -109,7 +111,7 @@ def speeds_of(options: argparse.Namespace) -> planner.Speeds:
         raise ConfigError(
             f"--speeds has {len(speeds)} numbers for {options.gpus} GPUs. Give one for each."
         )
-    return planner.Speeds.of(speeds)
+    return planner.Speeds.of(speeds, options.fixed_step)
 
 
 def memory_of(options: argparse.Namespace) -> planner.Memory:

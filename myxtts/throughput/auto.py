@@ -121,18 +121,19 @@ def measure_gpus(measure: MeasureStages, config: Config, gpus: int) -> tuple[Sta
         placed = with_placement(config, data_gpu=data, model_gpu=model, batch_shares=())
         profiles.append(measure_in_subprocess(measure, placed))
         log.info("  %s", format_means(profiles[-1], config))
-    means = [profile.times.mean_s() for profile in profiles]
-    produce, step = (
-        [means[0][stage] / max(mean_s[stage], 1e-9) for mean_s in means]
-        for stage in ("produce", "step")
-    )
     # Profile n has the step of GPU n + 1.
-    speeds = Speeds(tuple(produce), tuple(step[-1:] + step[:-1]))
+    trained = profiles[-1:] + profiles[:-1]
+    first = profiles[0].times.mean_s()
+    speeds = Speeds(
+        tuple(first["produce"] / max(each.times.produce_s.mean(), 1e-9) for each in profiles),
+        tuple(first["step"] / max(each.times.step_s.mean(), 1e-9) for each in trained),
+        tuple(each.fixed for each in trained),
+    )
     slowest = max(profile.all_reduce_s for profile in profiles)
-    first = profiles[0]._replace(all_reduce_s=slowest)
-    if max(max(stage) / min(stage) for stage in speeds) <= 1.0 + planner.TIE_TOLERANCE:
-        return first, Speeds.of([1.0] * gpus)
-    return first, speeds
+    profile = profiles[0]._replace(all_reduce_s=slowest)
+    if max(max(stage) / min(stage) for stage in speeds[:2]) <= 1.0 + planner.TIE_TOLERANCE:
+        return profile, Speeds.of([1.0] * gpus, profile.fixed)
+    return profile, speeds
 
 
 def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
@@ -205,7 +206,8 @@ def format_means(profile: StageProfile, config: Config) -> str:
     by_letter["A"] = profile.all_reduce_s / config.training.gradient_accumulation
     by_letter["V"] = observe_per_step_s(profile, config)
     figures = (f"{letter} {1e3 * seconds:.4g}" for letter, seconds in by_letter.items())
-    return f"milliseconds per batch: {', '.join(figures)} (V: of a step)"
+    notes = f"V: of a step; {profile.fixed:.0%} of C do not depend on the rows"
+    return f"milliseconds per batch: {', '.join(figures)} ({notes})"
 
 
 def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfile:

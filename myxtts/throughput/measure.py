@@ -141,14 +141,14 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
     with open_run(config) as run:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measurement_window(pipeline, steps)
-        times, _ = measure_isolated(run, pipeline, window)
+        times, features = measure_isolated(run, pipeline, window)
+        fixed = measure_fixed(run, window, features, times)
         held_out = run.setup.corpora.held_out
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
         observations_s = time_observations(run.setup, config.run)
         all_reduce_s = measure_all_reduce(run)
-        return StageProfile(
-            times, window.measured_buckets, all_reduce_s, held_out_batches, *observations_s
-        )
+        others = held_out_batches, *observations_s, fixed
+        return StageProfile(times, window.measured_buckets, all_reduce_s, *others)
 
 
 def measure_isolated(
@@ -163,6 +163,31 @@ def measure_isolated(
     transfer_s, _ = time_stage(window, features, lambda batch: transfer(run.step, batch))
     step_s = time_steps(run.setup, run.step, window, features)
     return StageTimes(read_s, produce_s, transfer_s, step_s), features
+
+
+def measure_fixed(
+    run: ProfiledRun, window: MeasurementWindow, features: SampleBatches, times: StageTimes
+) -> float:
+    """Return the fraction of a step that does not depend on its rows, by steps with half of them;
+    0 where batches have one row.
+    """
+    fields = run.setup.state.model.BATCH_FIELDS
+    of_rows = [name for name, field in fields.items() if field.dims[:1] == ("batch",)]
+    rows, kept_rows = 0, 0
+    halves: SampleBatches = {}
+    for bucket, batches in features.items():
+        halves[bucket] = []
+        for batch in batches:
+            count = len(batch[of_rows[0]])
+            with tf.device(run.route.data):
+                half = {name: batch[name][: max(count // 2, 1)] for name in of_rows}
+            halves[bucket].append(batch | half)
+            rows, kept_rows = rows + count, kept_rows + max(count // 2, 1)
+    if kept_rows == rows:
+        return 0.0
+    share, step_s = kept_rows / rows, time_steps(run.setup, run.step, window, halves)
+    fraction = (step_s.mean() / times.step_s.mean() - share) / (1.0 - share)
+    return float(np.clip(fraction, 0.0, 1.0))
 
 
 def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndarray, SampleBatches]:

@@ -64,25 +64,32 @@ class Work(NamedTuple):
     Attributes:
         batches: of each route; in sum one for each.
         produce, step: speeds of the devices in these stages, relative to the measured times.
+        fixed: fraction of a step of each device that does not depend on its rows.
     """
 
     batches: Sequence[Fraction]
     produce: Mapping[str, float]
     step: Mapping[str, float]
+    fixed: Mapping[str, float]
 
     @classmethod
     def equal(cls, routes: Sequence[Route]) -> "Work":
         speeds = {device: 1.0 for route in routes for device in (*route.data_devices, route.model)}
-        return cls([Fraction(1)] * len(routes), speeds, speeds)
+        return cls([Fraction(1)] * len(routes), speeds, speeds, dict.fromkeys(speeds, 0.0))
+
+    def steps(self, number: int, device: str) -> Fraction:
+        """Return how long a device trains on the rows of a route, in measured steps."""
+        fixed = _fraction(self.fixed[device])
+        return (fixed + (1 - fixed) * self.batches[number]) / _fraction(self.step[device])
 
 
 def scaled(times: StageTimes, routes: Sequence[Route], work: Work) -> StageTimes:
     """Return the times of the batches of the routes in turn as unlike devices take them."""
     result = times.map(np.copy)
     for number, route in enumerate(routes):
-        for stage in STAGES:
+        for stage in ("read", "produce", "transfer"):
             result[stage][number :: len(routes)] *= float(work.batches[number])
-        result.step_s[number :: len(routes)] /= work.step[route.model]
+        result.step_s[number :: len(routes)] *= float(work.steps(number, route.model))
         turns = len(route.data_devices) * len(routes)
         for turn, device in enumerate(route.data_devices):
             result.produce_s[number + turn * len(routes) :: turns] /= work.produce[device]
@@ -354,13 +361,13 @@ def _loads(
     """
     loads: defaultdict[object, defaultdict[str, Fraction]]
     loads = defaultdict(lambda: defaultdict(Fraction))
-    for count, route in zip(work.batches, routes, strict=True):
+    for number, (count, route) in enumerate(zip(work.batches, routes, strict=True)):
         share = count / len(route.data_devices)
         for device in route.data_devices:
             loads[device]["P"] += share / _fraction(work.produce[device])
             if device != route.model:
                 loads[route.data_devices]["T"] += share
-        loads[route.model] |= {"C": count / _fraction(work.step[route.model]), "A": Fraction(1)}
+        loads[route.model] |= {"C": work.steps(number, route.model), "A": Fraction(1)}
     models = [route.model for route in routes]
     observing = [observer] if observer else models
     for device in observing:

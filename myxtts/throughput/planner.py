@@ -35,14 +35,17 @@ MAX_PERMUTED = 5
 
 
 class Speeds(NamedTuple):
-    """Speeds of the GPUs, by their numbers, relative to the measured times of the stages."""
+    """Speeds of the GPUs, by their numbers, relative to the measured times of the stages, and the
+    fraction of a step of each that does not depend on its rows, such as the weights' update.
+    """
 
     produce: tuple[float, ...]
     step: tuple[float, ...]
+    fixed: tuple[float, ...]
 
     @classmethod
-    def of(cls, speeds: Sequence[float]) -> "Speeds":
-        return cls(tuple(speeds), tuple(speeds))
+    def of(cls, speeds: Sequence[float], fixed: float = 0.0) -> "Speeds":
+        return cls(tuple(speeds), tuple(speeds), (fixed,) * len(speeds))
 
     def bound_s(self, mean_s: Mapping[str, float]) -> float:
         """Return the least seconds per batch of these GPUs, in whatever placement: none ever waits,
@@ -88,11 +91,11 @@ class Candidate:
     @property
     def work(self) -> model.Work:
         batches = [Fraction(n * self.replicas, sum(self.rows)) for n in self.rows]
-        by_stage = (
-            {device.name: speeds[device.physical or 0] for device in self.placement.devices}
-            for speeds in self.speeds
+        by_device = (
+            {device.name: of_gpus[device.physical or 0] for device in self.placement.devices}
+            for of_gpus in self.speeds
         )
-        return model.Work(batches, *by_stage)
+        return model.Work(batches, *by_device)
 
     def bound(
         self, mean_s: Mapping[str, float], workers: int, all_reduce_s: float, observe_s: float = 0.0
@@ -244,12 +247,13 @@ def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], memory: Memory) 
     fixed_s, batch_s = np.zeros(len(routes)), np.zeros(len(routes))
     makes_own = all(route.data_devices == (route.model,) for route in routes)
     for number, route in enumerate(routes):
-        batch_s[number] = mean_s["step"] / work.step[route.model]
+        step_s, fixed = mean_s["step"] / work.step[route.model], work.fixed[route.model]
+        fixed_s[number], batch_s[number] = fixed * step_s, (1.0 - fixed) * step_s
         produce_s = mean_s["produce"] / work.produce.get(route.model, 1.0)
         if makes_own:
             batch_s[number] += produce_s
         elif route.model in route.data_devices:
-            fixed_s[number] = produce_s * len(routes) / len(route.data_devices)
+            fixed_s[number] += produce_s * len(routes) / len(route.data_devices)
     most = np.divide(memory.most_rows(candidate.settings), rows[0])
     batches = water_fill(fixed_s, np.maximum(batch_s, 1e-9), len(routes), most).tolist()
     return tuple(deal_rows(np.array([sum(rows)]), batches)[0].tolist())
@@ -485,6 +489,7 @@ class StageProfile(NamedTuple):
         held_out_batches: of a validation.
         samples_s: of a set of samples; 0 if the run writes none.
         evaluation_s: of an evaluation; 0 if the run has none.
+        fixed: fraction of a step that does not depend on its rows.
     """
 
     times: StageTimes
@@ -493,6 +498,7 @@ class StageProfile(NamedTuple):
     held_out_batches: int = 0
     samples_s: float = 0.0
     evaluation_s: float = 0.0
+    fixed: float = 0.0
 
 
 def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int) -> StageTimes:

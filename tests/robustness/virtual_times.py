@@ -153,9 +153,10 @@ def measure(
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measure.measurement_window(pipeline, STEPS)
         if placement == "dual":
-            times, _ = measure.measure_isolated(run, pipeline, window)
+            times, features = measure.measure_isolated(run, pipeline, window)
+            fixed = measure.measure_fixed(run, window, features, times)
             all_reduce_s = measure.measure_all_reduce(run)
-            found = StageProfile(times, window.measured_buckets, all_reduce_s)
+            found = StageProfile(times, window.measured_buckets, all_reduce_s, fixed=fixed)
             profile.write_bytes(pickle.dumps(found))
         found = pickle.loads(profile.read_bytes())
         began_s = time.process_time()
@@ -173,7 +174,8 @@ def measure(
     if placement in ("single", "replicas"):
         bound_s = produce_s + c_s + found.all_reduce_s * (replicas > 1)
     # The profile has P of GPU 0 and C of GPU 1.
-    relative = ([float(each) / float(speeds[i]) for each in speeds] for i in (0, 1))
+    relative = [tuple(float(each) / float(speeds[i]) for each in speeds) for i in (0, 1)]
+    relative.append((found.fixed,) * len(speeds))
     rows = run.setup.corpora.training.plan.batch_sizes.sum(axis=0).tolist()
     candidate = planner.Candidate(
         config.placement, run.placement, planner.Speeds(*relative), tuple(rows)

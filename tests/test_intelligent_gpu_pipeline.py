@@ -32,6 +32,7 @@ from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline, ProducedBatch, ReplicaFeed, produced_batches
 from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
+from myxtts.placement.routes import Route
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
 from tests.pipeline_case import (
     PLAIN,
@@ -261,7 +262,8 @@ class PipelineTest(PipelineCase):
 
     def test_the_wait_for_all_feeds_together_is_at_most_the_timeout(self):
         waiting = Mock(**{"wait_until_full.return_value": 2.0})
-        actual = ReplicaFeed([[waiting], [waiting]], [[0], [1]]).wait_until_full(5.0)
+        routes = [Route("a", "a"), Route("b", "b")]
+        actual = ReplicaFeed([[waiting], [waiting]], [[0], [1]], routes).wait_until_full(5.0)
         self.assertEqual(actual, 4.0)
         timeouts_s = [call.args[0] for call in waiting.wait_until_full.mock_calls]
         self.assertEqual(timeouts_s, [5.0, 3.0])

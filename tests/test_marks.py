@@ -37,7 +37,7 @@ TABLES = {
     schema.IN_MERGE: "discriminators encoder loudness reference_seconds subsampling",
     schema.IN_SYNC: "jobs outer_learning_rate outer_momentum sync_every sync_optimizer",
     schema.OF_FOLDER: "resume run runs_dir",
-    schema.NAMES_GPUS: "data_gpu data_gpus model_gpu model_gpus",
+    schema.NAMES_GPUS: "data_gpu data_gpus data_shares model_gpu model_gpus",
     schema.OFF_IN_TRIAL: "batch_shares evaluate_every resume sample_every validate_every",
     schema.OFF_IN_EVALUATION: "cache_dataset data_service teacher_fraction",
     schema.IN_SCORES: "evaluate_asr evaluate_utterances guidance ode_steps variety vocoder",

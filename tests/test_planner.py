@@ -332,6 +332,15 @@ class PlannerTest(unittest.TestCase):
         formula = formulas(predict_all(equal_gpus(4), stages(4, 1)))["dual, 3 producers"]
         self.assertEqual(formula, "max(P / 3, C) = max(1333, 1000) = 1333 ms")
 
+    def test_unlike_producers_make_batches_by_their_speeds(self):
+        times, speeds = varied(1200, 0.0, 0.2, 0.0, 0.1), Speeds.of((1.0, 0.5, 1.0))
+        ranked = predict_all(candidate_placements(speeds, times, 16), times, all_reduce_s=1.0)
+        self.assertEqual(
+            ranked[0].candidate.flags, "--data-gpus 0 1 --model-gpu 2 --data-shares 1 0.5"
+        )
+        self.assertIn("max(2 P / 3, C)", ranked[0].formula)
+        self.assertGreater(ranked[0].efficiency, 0.99)
+
     def test_the_observer_takes_time_of_the_data_device_and_validation_of_the_model_device(self):
         times = varied(400, 0.0, 0.02, 0.002, 0.03)
         ranked = predict_all(equal_gpus(2), times, observe_s=0.009)

@@ -214,12 +214,13 @@ class ToyRuns(Case):
         self.assert_same_run(self.workspace, "stopped", "scaled")
 
     def test_run_of_two_producers_resumed_with_three_equals_a_run_of_one(self):
-        two, three = (("--data-gpus 0 1 --model-gpu 2",), ("--data-gpus 2 0 3 --model-gpu 1",))
+        two = ("--data-gpus 0 1 --model-gpu 2 --data-shares 3 1",)
+        three = ("--data-gpus 2 0 3 --model-gpu 1",)
         with signal_at(4, signal.SIGTERM):
             stopped = self.workspace.train("turns", *two)
         self.assertEqual(stopped.code, 128 + signal.SIGTERM, stopped.err)
         self.assertIn("placement      dual, 2 producers", stopped.out)
-        route = "batches made on /CPU:0 and /CPU:1 in turn, trained on /CPU:2"
+        route = "batches made on /CPU:0 and /CPU:1 in turn, with shares 3 : 1, trained on /CPU:2"
         self.assertIn(f"  route        {route}\n", stopped.out)
         newest = latest(self.workspace.run_dir("turns") / "checkpoints")
         self.assertEqual((newest.name, read_record(newest).position), ("step-000004", (1, 1, ())))

@@ -185,6 +185,8 @@ class PlacementConfig(Section):
     """Physical GPU that makes batches. Requires model_gpu or model_gpus."""
     data_gpus: Annotated[tuple[GpuIndex, ...], NAMES_GPUS] = ()
     """Physical GPUs that make batches in turn. Requires model_gpu or model_gpus."""
+    data_shares: Annotated[tuple[Share, ...], NAMES_GPUS] = ()
+    """Share of each data GPU in the batches, such as their speeds: 3 1. Default: equal shares."""
     model_gpu: Annotated[GpuIndex | None, NAMES_GPUS] = None
     """Physical GPU that trains the model. Requires data_gpu or data_gpus."""
     model_gpus: Annotated[tuple[GpuIndex, ...], NAMES_GPUS] = ()

@@ -10,10 +10,10 @@ longest utterances left over move up into the next bucket. So only the last buck
 incomplete step, and every epoch has the same number of steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import count, repeat
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -420,16 +420,16 @@ def planned_batches(
     seed: int,
     reference_samples: int,
     replicas: Sequence[int] = (0,),
-    turn: tuple[int, int] = (0, 1),
+    turns: Iterable[bool] | None = None,
     teacher_rows: TeacherRows | None = None,
 ) -> Iterator[PlannedBatch]:
     """Yield the batches of some replicas: by step, then by microbatch, then by replica.
 
-    A batch is the same whoever makes it, and whatever the turns are: (1, 3) yields every third
-    microbatch, from the second on. Rows that a teacher speaks count as the utterances whose place
-    they take. A reference has at most `reference_samples`.
+    A batch is the same whoever makes it. `turns` says which microbatches of the pass to yield, by
+    default all. Rows that a teacher speaks count as the utterances whose place they take. A
+    reference has at most `reference_samples`.
     """
-    microbatches = count()
+    turns = iter(turns or repeat(True))
     for epoch_plan, step in planned_steps(plan, corpus_pass.start, corpus_pass.epochs):
         epoch, number, history = step.position
         averaged_rows = step.utterances
@@ -445,7 +445,7 @@ def planned_batches(
         shapes = [(size, *plan.shape(step.bucket)[1:]) for size in sizes]
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
         for microbatch in range(step.microbatches):
-            if next(microbatches) % turn[1] != turn[0]:
+            if not next(turns):
                 continue
             for replica, shape, share in zip(replicas, shapes, shares, strict=True):
                 rows, references = share[microbatch]

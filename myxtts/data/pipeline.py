@@ -61,7 +61,8 @@ ReplicaBatches = tuple[ProducedBatch, ...]
 class Producer:
     """Makes batches on one data device for some replicas, all or in turn with other producers.
 
-    `plan_pass` is `planned_batches` of the corpus, which lacks only the pass, replicas and turn.
+    `plan_pass` is `planned_batches` of the corpus, which lacks only the pass, replicas and turns;
+    `route` has the turns.
     """
 
     plan_pass: Callable[..., Iterator[PlannedBatch]]
@@ -69,24 +70,27 @@ class Producer:
     extractor: FeatureExtractor
     device: str
     replicas: Sequence[int]
-    turn: tuple[int, int]
+    route: Route
     synchronize: bool
 
     def __post_init__(self):
         self.produce = trace_produce(self.device, self.extractor)
 
-    def planned(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> Iterator[PlannedBatch]:
-        return self.plan_pass(corpus_pass, replicas=self.replicas, turn=turn)
+    def planned(
+        self, corpus_pass: Pass, turns: Iterator[bool] | None = None
+    ) -> Iterator[PlannedBatch]:
+        return self.plan_pass(corpus_pass, replicas=self.replicas, turns=turns)
 
-    def read(self, corpus_pass: Pass, turn: tuple[int, int] = (0, 1)) -> ReadBatches:
+    def read(self, corpus_pass: Pass, turns: Iterator[bool] | None = None) -> ReadBatches:
         """Plan, read and upload: stages A to C."""
-        return self.reader.read(self.planned(corpus_pass, turn), self.device)
+        return self.reader.read(self.planned(corpus_pass, turns), self.device)
 
     def replica_batches(self, corpus_pass: Pass) -> Generator[ReplicaBatches, None, None]:
-        """Make the batches of this producer's turn, one for each replica at a time."""
+        """Make the batches of this producer's turns, one for each replica at a time."""
         stage = self.device, self.extractor, self.produce, self.synchronize
+        turns = (device == self.device for device in self.route.turns())
         with (
-            closing(self.read(corpus_pass, self.turn)) as read,
+            closing(self.read(corpus_pass, turns)) as read,
             closing(produced_batches(read, *stage)) as batches,
         ):
             yield from zip(*[batches] * len(self.replicas), strict=True)
@@ -189,10 +193,10 @@ class Pipeline:
                 Producer(
                     *(plan_pass, reader, extractor, device),
                     replicas=[first_replica + index for index in indices],
-                    turn=(number, len(data_devices)),
+                    route=routes[indices[0]],
                     synchronize=synchronize,
                 )
-                for number, device in enumerate(data_devices)
+                for device in data_devices
             ]
             for data_devices, indices in routes_of.items()
         ]
@@ -206,7 +210,8 @@ class Pipeline:
         return closing(producer.replica_batches(corpus_pass))
 
     def open_feed(self, corpus_pass: Pass) -> "ReplicaFeed":
-        return ReplicaFeed(self.feeds(corpus_pass), self._indices)
+        routes = [producers[0].route for producers in self._groups]
+        return ReplicaFeed(self.feeds(corpus_pass), self._indices, routes)
 
     def feeds(self, corpus_pass: Pass) -> list[list[Feed[ReplicaBatches]]]:
         """Return new feeds of all producers, which are not open yet, by group."""
@@ -260,17 +265,27 @@ class ReplicaFeed:
     An error of a producer is raised instead of its batch, after the batches of the other producers
     before it.
 
-    A group has the feeds of producers that take turns; `indices` are the routes of its batches.
+    A group has the feeds of producers that take turns, by one of `routes`; `indices` are the routes
+    of its batches.
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[Feed[ReplicaBatches]]], indices: Sequence[Sequence[int]]
+        self,
+        groups: Sequence[Sequence[Feed[ReplicaBatches]]],
+        indices: Sequence[Sequence[int]],
+        routes: Sequence[Route],
     ):
-        self._groups = groups
-        self._feeds = list(chain.from_iterable(groups))
-        self._taken = 0
+        self._routes = routes
+        self._begin(groups)
         by_group = list(chain.from_iterable(indices))
         self._order = sorted(range(len(by_group)), key=by_group.__getitem__)
+
+    def _begin(self, groups: Sequence[Sequence[Feed[ReplicaBatches]]]) -> None:
+        self._feeds = list(chain.from_iterable(groups))
+        devices = chain.from_iterable(route.data_devices for route in self._routes)
+        feed_of = dict(zip(devices, self._feeds, strict=True))
+        self._turns = zip(*(map(feed_of.get, route.turns()) for route in self._routes), strict=True)
+        self._next = next(self._turns)
 
     def __enter__(self) -> "ReplicaFeed":
         # Without a thread for a later feed, the earlier ones are closed again.
@@ -289,7 +304,7 @@ class ReplicaFeed:
         """Close the feeds, without their batches, and go on with new ones; see `Pipeline.feeds`."""
         is_stopped = self._feeds[0].is_stopped
         self.__exit__()
-        self._groups, self._feeds, self._taken = groups, list(chain.from_iterable(groups)), 0
+        self._begin(groups)
         self.stop_waiting_when(is_stopped)
         self.__enter__()
 
@@ -298,9 +313,9 @@ class ReplicaFeed:
 
     def __next__(self) -> ReplicaBatches:
         batches: list[ProducedBatch] = []
-        for feeds in self._groups:
-            batches += next(feeds[self._taken % len(feeds)])
-        self._taken += 1
+        for feed in self._next:
+            batches += next(feed)
+        self._next = next(self._turns)
         return tuple(batches[index] for index in self._order)
 
     def stop_waiting_when(self, is_stopped: Callable[[], bool]) -> None:
@@ -310,7 +325,7 @@ class ReplicaFeed:
 
     @property
     def is_ready(self) -> bool:
-        return all(feeds[self._taken % len(feeds)].is_ready for feeds in self._groups)
+        return all(feed.is_ready for feed in self._next)
 
     @property
     def is_full(self) -> bool:

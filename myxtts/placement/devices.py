@@ -139,6 +139,8 @@ def describe(placement: Placement) -> list[str]:
         turns = " and ".join(route.data_devices)
         if route.further_data:
             turns += " in turn"
+        if route.data_shares:
+            turns += f", with shares {' : '.join(f'{share:g}' for share in route.data_shares)}"
         lines.append(f"  route        batches made on {turns}, trained on {route.model}")
     if placement.observer:
         what = "validation, samples and evaluation"

@@ -153,7 +153,7 @@ def open_replicas(
     routes = []
     for route in placement.routes:
         data, *further = map(qualified, route.data_devices)
-        routes.append(Route(data, qualified(route.model), tuple(further)))
+        routes.append(Route(data, qualified(route.model), tuple(further), route.data_shares))
     gpus = len(models) if placement.on_gpu else 0
     with worker_group(cluster, gpus, settings, workers) as strategy:
         observer = qualified(placement.observer) if placement.observer else ""

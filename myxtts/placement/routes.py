@@ -4,7 +4,7 @@ A placement is a tuple of routes, one for each replica of the model. The same co
 placements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from myxtts.config.flags import marked
@@ -18,17 +18,29 @@ DEFAULT_MODEL_MEMORY_MIB = 16384
 @dataclass(frozen=True)
 class Route:
     """Devices, such as `/GPU:0`: `data` makes the batches, in turn with `further_data`, and `model`
-    trains on them.
+    trains on them. `data_shares` are those of the data devices; () are equal ones.
     """
 
     data: str
     model: str
     further_data: tuple[str, ...] = ()
+    data_shares: tuple[float, ...] = ()
 
     @property
     def data_devices(self) -> tuple[str, ...]:
         """All devices that make batches, in the order of their turns."""
         return self.data, *self.further_data
+
+    def turns(self) -> Iterator[str]:
+        """Yield the data device that makes the next batch, endlessly: the one that would end it
+        first if none ever waited. With equal shares they take turns in order.
+        """
+        shares = self.data_shares or (1.0,) * len(self.data_devices)
+        ends = [1.0 / share for share in shares]
+        while True:
+            turn = ends.index(min(ends))
+            yield self.data_devices[turn]
+            ends[turn] += 1.0 / shares[turn]
 
     @property
     def is_between_devices(self) -> bool:
@@ -102,7 +114,8 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     )
     data = [name_of[slot] for slot in data_slots]
     models = [name_of[slot] for slot in model_slots]
-    routes = tuple(Route((data or [model])[0], model, tuple(data[1:])) for model in models)
+    further = tuple(data[1:]), settings.data_shares
+    routes = tuple(Route((data or [model])[0], model, *further) for model in models)
     if observer_slot:
         observer = name_of[observer_slot]
     else:
@@ -199,6 +212,11 @@ def _check_contradictions(settings: PlacementConfig) -> None:
             len({*data}) < len(data) or len({*models}) < len(models),
             "--data-gpus or --model-gpus names a GPU twice. Each producer and each replica needs"
             " its own GPU.",
+        ),
+        (
+            settings.data_shares and len(settings.data_shares) != len(named_data_gpus(settings)),
+            f"--data-shares has {len(settings.data_shares)} numbers for"
+            f" {len(named_data_gpus(settings))} data GPUs. Give one for each of --data-gpus.",
         ),
         (
             settings.simulate_gpus and settings.observer == "cpu",

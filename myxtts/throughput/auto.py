@@ -100,7 +100,7 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     shares: str | tuple[float, ...] = tuple(map(float, best.shares))
     if config.data.batch_shares == "auto" and best.replicas > 1:
         shares = "auto"
-    gpus_of = {name: getattr(best.settings, name) for name in ("data_gpus", "model_gpus")}
+    gpus_of = {each.name: getattr(best.settings, each.name) for each in marked(NAMES_GPUS)}
     return with_placement(config, **gpus_of, batch_shares=shares)
 
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -90,9 +91,8 @@ def scaled(times: StageTimes, routes: Sequence[Route], work: Work) -> StageTimes
         for stage in ("read", "produce", "transfer"):
             result[stage][number :: len(routes)] *= float(work.batches[number])
         result.step_s[number :: len(routes)] *= float(work.steps(number, route.model))
-        turns = len(route.data_devices) * len(routes)
-        for turn, device in enumerate(route.data_devices):
-            result.produce_s[number + turn * len(routes) :: turns] /= work.produce[device]
+        produce_s = result.produce_s[number :: len(routes)]
+        produce_s /= [work.produce[device] for device in islice(route.turns(), len(produce_s))]
     return result
 
 
@@ -222,8 +222,10 @@ class _Maker:
         data_devices = routes[fed[0]].data_devices
         # All routes of a data device share it with the same others, in the same turns.
         assert all(routes[number].data_devices == data_devices for number in fed)
-        self._first_step, self._producers = data_devices.index(device), len(data_devices)
-        made = batches[self._first_step :: self._producers, fed]
+        turns = enumerate(islice(routes[fed[0]].turns(), len(batches)))
+        steps = np.array([step for step, turn in turns if turn == device], int)
+        self._number_of = {step: number for number, step in enumerate(steps.tolist())}
+        made = batches[steps][:, fed]
         sends = [routes[number].model != device for number in fed]
         self.busy_s = float(times.produce_s[made].sum())
         self._device = device
@@ -240,15 +242,15 @@ class _Maker:
 
     def makes(self, step: int) -> bool:
         """Return whether this device makes the batches of a step."""
-        return step % self._producers == self._first_step
+        return step in self._number_of
 
     def transfer_s(self, step: int) -> float:
         """Return the seconds in which the batches of a step go to other devices, one by one."""
-        return self._transfer_s[step // self._producers]
+        return self._transfer_s[self._number_of[step]]
 
     def take(self, step: int, host_s: float, free_s: dict[str, float]) -> float:
         """Make a step, and return when the host has taken it from the feed."""
-        number = step // self._producers
+        number = self._number_of[step]
         while len(self._made_s) < (number + 1) * self._step_batches:
             self._make(free_s)
         self._taken_s.append(max(host_s, self._enter(number)))
@@ -356,26 +358,24 @@ def _loads(
     and without resources that do no more than another one.
 
     Resources are each device, the copies from data devices that take turns, and the readers of
-    each data device. Of k data devices that take turns, each makes a k-th of the batches. Their
+    each data device. Data devices that take turns make their shares of the batches. Their
     transfers do not overlap, since each begins with the step before its own.
     """
     loads: defaultdict[object, defaultdict[str, Fraction]]
     loads = defaultdict(lambda: defaultdict(Fraction))
     for number, (count, route) in enumerate(zip(work.batches, routes, strict=True)):
-        share = count / len(route.data_devices)
-        for device in route.data_devices:
-            loads[device]["P"] += share / _fraction(work.produce[device])
+        for device, part in parts_of(route).items():
+            loads[device]["P"] += count * part / _fraction(work.produce[device])
             if device != route.model:
-                loads[route.data_devices]["T"] += share
+                loads[route.data_devices]["T"] += count * part
         loads[route.model] |= {"C": work.steps(number, route.model), "A": Fraction(1)}
     models = [route.model for route in routes]
     observing = [observer] if observer else models
     for device in observing:
         loads[device]["V"] = Fraction(1)
     for count, route in zip(work.batches, routes, strict=True):
-        share = count / (len(route.data_devices) * workers)
-        for device in route.data_devices:
-            loads["readers", device]["R"] += share
+        for device, part in parts_of(route).items():
+            loads["readers", device]["R"] += count * part / workers
     kept: list[dict[str, Fraction]] = []
     for load in loads.values():
         taking = {letter: n for letter, n in load.items() if letter in "PC" or seconds[letter]}
@@ -383,6 +383,13 @@ def _loads(
             kept = [other for other in kept if not _is_within(other, taking)]
             kept.append(taking)
     return kept
+
+
+def parts_of(route: Route) -> dict[str, Fraction]:
+    """Return the fraction of the batches of a route that each data device makes."""
+    shares = [*map(_fraction, route.data_shares)] or [Fraction(1)] * len(route.data_devices)
+    parts = [share / sum(shares) for share in shares]
+    return dict(zip(route.data_devices, parts, strict=True))
 
 
 def _is_within(load: Mapping[str, Fraction], other: Mapping[str, Fraction]) -> bool:

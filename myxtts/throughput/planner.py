@@ -17,9 +17,9 @@ from pydantic import Field
 from myxtts.config.schema import ObserverPlace, PlacementConfig
 from myxtts.data.batch_plan import deal_rows, water_fill
 from myxtts.errors import ConfigError
-from myxtts.placement.routes import Placement, named_data_gpus, plan_routes
+from myxtts.placement.routes import Placement, Route, named_data_gpus, plan_routes
 from myxtts.throughput import model
-from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths, StageTimes
+from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths, StageTimes, parts_of
 
 # A smaller difference decides nothing: the predicted ratio of dual placement to two replicas was
 # off by 5.6 % in the median of 11 measured tasks (docs/experiments/placement.md).
@@ -128,6 +128,8 @@ class Candidate:
                 if len(gpus) > 1 or not named_data_gpus(self.settings):
                     flag += "s"
                 words += [flag, *map(str, gpus)]
+        if self.settings.data_shares:
+            words += ["--data-shares", *(f"{share:g}" for share in self.settings.data_shares)]
         if self.shares:
             words += ["--batch-shares", *map(str, self.shares)]
         return "none" if words == ["--model-gpus", "0"] else " ".join(words)
@@ -231,7 +233,13 @@ def candidate_placements(
         for order in orders:
             data, models = (tuple(sorted(order[place] for place in places)) for places in role)
             if (data, models) not in found:
-                settings = PlacementConfig(data_gpus=data, model_gpus=models, observer=observer)
+                by_speed = tuple(float(f"{speeds.produce[gpu]:.3g}") for gpu in data)
+                settings = PlacementConfig(
+                    data_gpus=data,
+                    data_shares=by_speed if len({*by_speed}) > 1 else (),
+                    model_gpus=models,
+                    observer=observer,
+                )
                 equal = (batch_rows,) * len(models)
                 each = Candidate(settings, plan_routes(settings, gpus), speeds, equal)
                 found[data, models] = replace(each, rows=_rows_of(each, mean_s, memory))
@@ -253,7 +261,7 @@ def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], memory: Memory) 
         if makes_own:
             batch_s[number] += produce_s
         elif route.model in route.data_devices:
-            fixed_s[number] += produce_s * len(routes) / len(route.data_devices)
+            fixed_s[number] += produce_s * len(routes) * float(parts_of(route)[route.model])
     most = np.divide(memory.most_rows(candidate.settings), rows[0])
     batches = water_fill(fixed_s, np.maximum(batch_s, 1e-9), len(routes), most).tolist()
     return tuple(deal_rows(np.array([sum(rows)]), batches)[0].tolist())
@@ -281,7 +289,10 @@ def predict_all(
     for candidate in candidates:
         routes = candidate.placement.routes
         if routes[0].further_data:
-            fewer = tuple(replace(each, further_data=each.further_data[:-1]) for each in routes)
+            fewer = tuple(
+                Route(each.data, each.model, each.further_data[:-1], each.data_shares[:-1])
+                for each in routes
+            )
             without = replace(candidate, placement=replace(candidate.placement, routes=fewer))
             bound_s, fewer_s = (
                 each.bound(times.mean_s(), depths.num_workers, all_reduce_s)[1]

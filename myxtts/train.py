@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from myxtts.clock import Clock, Timeline
 from myxtts.config.checks import check_worker_count
@@ -177,7 +178,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
                 checkpoints.finish()
             if checkpoints.best is not None:
                 log.info("best           %s", checkpoints.best_line)
-            log_times(setup, clock, started_s)
+            log_times(setup, clock, started_s, hooks)
             if alignment.line:
                 log.info("alignment      %s", alignment.line)
 
@@ -344,7 +345,7 @@ def log_stop(stop: StopRequest, step: int) -> None:
     log.info("stopped        by %s at step %d, after a checkpoint; %s", stop.name, step, resume)
 
 
-def log_times(setup: TrainingSetup, clock: Clock, started_s: float) -> None:
+def log_times(setup: TrainingSetup, clock: Clock, started_s: float, hooks: Iterable[Hook]) -> None:
     """Log where the time of the run went, and how its placement was used."""
     total = clock.total()
     elapsed_s = time.perf_counter() - started_s
@@ -354,4 +355,5 @@ def log_times(setup: TrainingSetup, clock: Clock, started_s: float) -> None:
         can_replicate = setup.config.training.compile != "xla"
         replicas, gpu_count = setup.replicas.count, setup.gpu_count
         assessment = assess_run(total, setup.run.placement, replicas, gpu_count, can_replicate)
-        log.info("grade          %s", assessment.line)
+        bounds_s = [hook.bound_s for hook in hooks if isinstance(hook, DealShares)]
+        log.info("grade          %s", replace(assessment, bound_s=next(iter(bounds_s), None)).line)

@@ -168,6 +168,12 @@ class RunTest(unittest.TestCase):
         self.assertEqual(actual, ((0, 1, 2), 0.4, 20.0))
         self.assertEqual(assessed.placements_s, {"single": 45.0, "dual": 25.0, "replicas": 15.0})
 
+    def test_a_run_that_knows_the_speeds_says_how_far_it_is_from_the_bound_of_its_devices(self):
+        words = ", 80% of what these devices would do if none ever waited; "
+        for bound_s, is_known in ((20.0, True), (None, False)):
+            assessed = replace(run(placement(DUAL)), bound_s=bound_s)
+            self.assertEqual(words in assessed.line, is_known)
+
     def test_replicas_are_not_compared_but_their_utilisation_is_known(self):
         models = PlacementConfig(data_gpu=0, model_gpus=(1, 2))
         assessed = run(placement(models, gpus=3), replicas=2)

@@ -64,6 +64,8 @@ class DealTest(unittest.TestCase):
             end = self.take(1, speeds=(1.0, 0.5))
         self.assertTrue(end.is_redealt and end.save)
         self.assertEqual(self.plan.batch_sizes.tolist(), [[21, 11]])
+        # 16 rows in half a second, and 16 in a whole one.
+        self.assertAlmostEqual(self.hook.bound_s, 32 / 48)
         self.assertEqual((self.state.batch_shares, self.restarts), (self.plan.shares, 1))
         words = "/GPU:0 waited for the others for 50 % of a step: 21 + 11 rows from step"
         self.assertIn(f"{words} {DEAL_STEP + 1} on, 16 + 16 before", logs.output[0])

@@ -74,6 +74,8 @@ class Assessment:
         second_device: there is another device that a single placement could use.
         can_replicate: the settings allow replicas.
         note: what limits the meaning of the figures.
+        bound_s: least seconds of a step on these devices, if none ever waited; None where the run
+            does not know their speeds.
     """
 
     interval_s: float
@@ -86,6 +88,7 @@ class Assessment:
     second_device: bool = True
     can_replicate: bool = True
     note: str = ""
+    bound_s: float | None = None
 
     @property
     def grade(self) -> str:
@@ -200,6 +203,9 @@ class Assessment:
             low, high = DATA_BUSY
             target = f"target {100 * low:.0f} to {100 * high:.0f} %"
             text += f", data device busy {100 * self.data_busy:.0f} % ({target})"
+        if self.bound_s is not None:
+            reached = f"{self.bound_s / self.interval_s:.0%}"
+            text += f", {reached} of what these devices would do if none ever waited"
         text += f"; {self.comparison}."
         if self.recommended:
             text += f" Recommended: {'; or '.join(self.recommended)}."

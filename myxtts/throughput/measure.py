@@ -168,26 +168,19 @@ def measure_isolated(
 def measure_fixed(
     run: ProfiledRun, window: MeasurementWindow, features: SampleBatches, times: StageTimes
 ) -> float:
-    """Return the fraction of a step that does not depend on its rows, by steps with half of them;
-    0 where batches have one row.
+    """Return the fraction of a step that does not depend on its rows, by steps with half of them,
+    rounded up.
     """
     fields = run.setup.state.model.BATCH_FIELDS
     of_rows = [name for name, field in fields.items() if field.dims[:1] == ("batch",)]
-    rows, kept_rows = 0, 0
-    halves: SampleBatches = {}
-    for bucket, batches in features.items():
-        halves[bucket] = []
-        for batch in batches:
-            count = len(batch[of_rows[0]])
-            with tf.device(run.route.data):
-                half = {name: batch[name][: max(count // 2, 1)] for name in of_rows}
-            halves[bucket].append(batch | half)
-            rows, kept_rows = rows + count, kept_rows + max(count // 2, 1)
-    if kept_rows == rows:
-        return 0.0
-    share, step_s = kept_rows / rows, time_steps(run.setup, run.step, window, halves)
-    fraction = (step_s.mean() / times.step_s.mean() - share) / (1.0 - share)
-    return float(np.clip(fraction, 0.0, 1.0))
+
+    def half(batch: Batch) -> Batch:
+        with tf.device(run.route.data):
+            return batch | {name: batch[name][: -(-len(batch[name]) // 2)] for name in of_rows}
+
+    halves = {bucket: [*map(half, batches)] for bucket, batches in features.items()}
+    ratio = time_steps(run.setup, run.step, window, halves).mean() / times.step_s.mean()
+    return float(np.clip(2.0 * ratio - 1.0, 0.0, 1.0))
 
 
 def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndarray, SampleBatches]:

@@ -51,18 +51,14 @@ class Speeds(NamedTuple):
         """Return the least seconds per batch of these GPUs, in whatever placement: none ever waits,
         and each makes batches or trains on them by what it does relatively fast.
         """
-        by_step = sorted(range(len(self.step)), key=lambda gpu: self.produce[gpu] / self.step[gpu])
         # Batches a second, of each GPU.
-        made = np.array([self.produce[gpu] for gpu in by_step]) / max(mean_s["produce"], 1e-9)
-        trained = np.array([self.step[gpu] for gpu in by_step]) / max(mean_s["step"], 1e-9)
-        # The first ones train, the last ones produce, and one does both.
-        best = 0.0
-        for gpu in range(len(by_step)):
-            others = made[gpu + 1 :].sum() - trained[:gpu].sum()
-            trains = np.clip((others + made[gpu]) / (made[gpu] + trained[gpu]), 0.0, 1.0)
-            all_made = made[gpu + 1 :].sum() + (1.0 - trains) * made[gpu]
-            best = max(best, min(all_made, trained[:gpu].sum() + trains * trained[gpu]))
-        return 1.0 / best
+        made = np.divide(self.produce, max(mean_s["produce"], 1e-9))
+        trained = np.divide(self.step, max(mean_s["step"], 1e-9))
+        # The dual of a linear program: making a batch earns a price and training on it the rest of
+        # 1, each GPU does what earns more, and of the prices the right one earns least in all. It
+        # is one at which a GPU earns the same by both.
+        price = (trained / (made + trained))[:, None]
+        return 1.0 / float(np.maximum(price * made, (1.0 - price) * trained).sum(axis=1).min())
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Candidate:
     @property
     def shares(self) -> tuple[int, ...]:
         """The rows, if they are unequal."""
-        return self.rows if len({*self.rows}) > 1 else ()
+        return _if_unequal(self.rows)
 
     @property
     def work(self) -> model.Work:
@@ -135,6 +131,10 @@ class Candidate:
         return "none" if words == ["--model-gpus", "0"] else " ".join(words)
 
 
+def _if_unequal(shares: tuple) -> tuple:
+    return shares if len({*shares}) > 1 else ()
+
+
 class Memory(NamedTuple):
     """MiB that each GPU has, that making batches needs, and that a replica needs, besides those for
     each of its rows.
@@ -154,11 +154,10 @@ class Memory(NamedTuple):
 
     def most_rows(self, settings: PlacementConfig) -> list[float]:
         """Return how many rows each replica may take: a whole number or inf, and at least 1."""
-        most = []
-        for gpu in settings.model_gpus if self.row else ():
-            left = self.limits[gpu] - self.without_rows(settings, gpu)
-            most.append(max(left // self.row, 1.0))
-        return most or [inf] * len(settings.model_gpus)
+        if not self.row:
+            return [inf] * len(settings.model_gpus)
+        left = (self.limits[gpu] - self.without_rows(settings, gpu) for gpu in settings.model_gpus)
+        return [max(mib // self.row, 1.0) for mib in left]
 
     def shortage(self, candidate: Candidate) -> tuple[float, str]:
         """Return the most MiB that a GPU lacks, and which it is; (0, "") if the placement fits."""
@@ -216,9 +215,9 @@ def candidate_placements(
     gpus, mean_s, candidates = len(speeds.step), times.mean_s(), []
     memory = memory or Memory((inf,) * gpus)
     # Places in an order of the GPUs: of those that make all batches, if any, and that train.
-    roles = [(range(0), range(replicas)) for replicas in range(1, gpus + 1)]
-    roles += [(range(n), range(n, end)) for n in range(1, gpus) for end in range(n + 1, gpus + 1)]
-    roles += [(range(1), range(replicas)) for replicas in range(2, gpus + 1)]
+    places = [(range(0), range(replicas)) for replicas in range(1, gpus + 1)]
+    places += [(range(n), range(n, end)) for n in range(1, gpus) for end in range(n + 1, gpus + 1)]
+    places += [(range(1), range(replicas)) for replicas in range(2, gpus + 1)]
     figures = np.array([range(gpus), speeds.step, memory.limits])
     orders = np.argsort([*figures, *-figures], axis=1, kind="stable").tolist()
     if gpus <= MAX_PERMUTED:
@@ -228,23 +227,22 @@ def candidate_placements(
         bound = candidate.bound(mean_s, depths.num_workers, all_reduce_s)
         return memory.shortage(candidate)[0], bound[1]
 
-    for role in roles:
-        found: dict[tuple, Candidate] = {}
-        for order in orders:
-            data, models = (tuple(sorted(order[place] for place in places)) for places in role)
-            if (data, models) not in found:
-                by_speed = tuple(float(f"{speeds.produce[gpu]:.3g}") for gpu in data)
-                settings = PlacementConfig(
-                    data_gpus=data,
-                    data_shares=by_speed if len({*by_speed}) > 1 else (),
-                    model_gpus=models,
-                    observer=observer,
-                )
-                equal = (batch_rows,) * len(models)
-                each = Candidate(settings, plan_routes(settings, gpus), speeds, equal)
-                found[data, models] = replace(each, rows=_rows_of(each, mean_s, memory))
-        with_rows = [each for each in found.values() if 0 not in each.rows]
-        candidates += sorted(with_rows, key=cost)[:1]
+    def assigned(data: tuple[int, ...], models: tuple[int, ...]) -> Candidate:
+        shares = _if_unequal(tuple(float(f"{speeds.produce[gpu]:.3g}") for gpu in data))
+        settings = PlacementConfig(
+            data_gpus=data, data_shares=shares, model_gpus=models, observer=observer
+        )
+        rows = (batch_rows,) * len(models)
+        equal = Candidate(settings, plan_routes(settings, gpus), speeds, rows)
+        return replace(equal, rows=_rows_of(equal, mean_s, memory))
+
+    for roles in places:
+        pairs = dict.fromkeys(
+            tuple(tuple(sorted(order[place] for place in role)) for role in roles)
+            for order in orders
+        )
+        found = (assigned(data, models) for data, models in pairs)
+        candidates += sorted((each for each in found if 0 not in each.rows), key=cost)[:1]
     return candidates
 
 

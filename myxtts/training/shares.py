@@ -40,6 +40,9 @@ class DealShares:
 
     Args:
         pipeline, feed: of the batches of training, which begin anew after a deal.
+
+    Attributes:
+        bound_s: seconds of a step if none ever waited, by the newest measurement; None before it.
     """
 
     pause_kind = "shares"
@@ -52,6 +55,7 @@ class DealShares:
         self._since = setup.state.step
         self._first_deals = FIRST_DEALS
         self._before: np.ndarray | None = None
+        self.bound_s: float | None = None
 
     def is_due(self, end: StepEnd) -> bool:
         next_step, steps = end.planned.next_position.step, end.step - self._since
@@ -65,17 +69,20 @@ class DealShares:
 
     def __call__(self, end: StepEnd) -> None:
         now = np.array([self._clock.total().busy_s, *self._step.idle_s()])
-        before, self._before, self._since = self._before, now, end.step
+        before, self._before, steps = self._before, now, end.step - self._since
+        self._since = end.step
         self._step.measures_idle = before is None
         if before is None:
             return
         self._before = None
         busy_s, *idle_s = now - before
         # Chance lets each of them wait now and then.
-        idle = IDLE_STEPS * (np.array(idle_s) - min(idle_s)) / busy_s
+        idle = np.minimum(IDLE_STEPS * (np.array(idle_s) - min(idle_s)) / busy_s, 0.99)
+        dealt = self._plan.batch_sizes.sum(axis=0)
+        self.bound_s = busy_s / steps * dealt.sum() / (dealt / (1.0 - idle)).sum()
         self._first_deals -= 1
         if idle.max() > STARVED:
-            self._deal(end, np.minimum(idle, 0.99))
+            self._deal(end, idle)
         else:
             self._first_deals = 0
 

@@ -36,6 +36,10 @@ class TrainingError(UserError):
     """Training cannot continue: a non-finite loss, or out of memory."""
 
 
+class OutOfMemory(TrainingError):
+    """A step does not fit into the memory of its device."""
+
+
 class PeerLost(UserError):
     """Another worker or job died or did not arrive: the same command, started again, continues.
 

@@ -18,7 +18,7 @@ import numpy as np
 from myxtts.commands.train import parse
 from myxtts.config.schema import Config, DataConfig, PlacementConfig, RunConfig, TrainingConfig
 from myxtts.distributed.cluster import Cluster
-from myxtts.errors import DataError, PlacementError
+from myxtts.errors import DataError, OutOfMemory, PlacementError
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput import auto
 from myxtts.throughput.auto import (
@@ -153,20 +153,22 @@ class ChoosePlacementTest(unittest.TestCase):
         self.assertIn("a step of 2 replicas has 2 times the utterances", lines)
         self.assertIn("placement auto these devices share one CPU", lines)
 
-    def chosen_on_gpus(self, *profiles: StageProfile, **data) -> Config:
-        """Return the choice by what each of so many real GPUs was measured with."""
+    def chosen_on_gpus(self, *profiles: StageProfile | Exception, pairs=(), **data) -> Config:
+        """Return the choice by what was measured with each pair of real GPUs; by default each GPU
+        makes batches for the next one.
+        """
         config = Config(placement=PlacementConfig(placement="auto"), data=DataConfig(**data))
-        measured = mock.Mock(side_effect=profiles)
+        measured, gpus = mock.Mock(side_effect=profiles), len({*map(max, pairs)} or profiles)
         with (
-            mock.patch("myxtts.placement.devices.gpu_count", return_value=len(profiles)),
+            mock.patch("myxtts.placement.devices.gpu_count", return_value=gpus),
             mock.patch.object(auto, "measure_in_subprocess", measured),
         ):
             chosen = choose_placement(config, not_called)
-        pairs = [
+        actual = [
             (call.args[1].placement.data_gpu, call.args[1].placement.model_gpu)
             for call in measured.mock_calls
         ]
-        self.assertEqual(pairs, [(i, (i + 1) % len(profiles)) for i in range(len(profiles))])
+        self.assertEqual(actual, [*pairs] or [(i, (i + 1) % gpus) for i in range(gpus)])
         return chosen
 
     def test_unlike_gpus_are_each_measured_and_share_the_steps(self):
@@ -184,6 +186,16 @@ class ChoosePlacementTest(unittest.TestCase):
     def test_gpus_that_differ_by_chance_share_equally(self):
         chosen = self.chosen_on_gpus(profile(1, 8, 0, 100), profile(1, 8, 0, 103))
         self.assertEqual((chosen.placement.model_gpus, chosen.data.batch_shares), ((0, 1), ()))
+
+    def test_a_gpu_that_is_too_small_for_a_step_makes_the_batches(self):
+        error = OutOfMemory("out of memory: no step")
+        profiles = error, profile(1, 16, 0, 100), profile(1, 8, 0, 100)
+        with self.assertLogs("myxtts", "INFO") as logged:
+            chosen = self.chosen_on_gpus(*profiles, pairs=((0, 1), (0, 0), (1, 0)))
+        self.assertEqual(chosen.placement, PlacementConfig(data_gpus=(1,), model_gpus=(0,)))
+        self.assertIn("GPU 1 is left out of training: out of memory", "\n".join(logged.output))
+        with self.assertRaises(OutOfMemory):
+            self.chosen_on_gpus(error, error)
 
     def test_named_shares_are_rejected(self):
         config = self.AUTO.model_copy(update={"data": DataConfig(batch_shares=(1.0, 2.0))})

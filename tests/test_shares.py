@@ -37,6 +37,7 @@ class DealTest(unittest.TestCase):
         setup.run.placement.devices = ()
         setup.run.placement.on_gpu = False
         setup.corpora.training.plan = self.plan
+        self.plan.__dict__["steps_per_epoch"] = 2 * DEAL_STEP + 1
         self.hook = DealShares(setup, step, clock, mock.Mock(), self.feed)
 
     @property
@@ -110,6 +111,12 @@ class DealTest(unittest.TestCase):
         self.take(1)
         self.assertTrue(self.step.measures_idle)
         self.assertTrue(self.take(MEASURED_STEPS, (1.0, 0.5), ends_epoch=True).is_redealt)
+
+    def test_fewer_steps_than_a_measurement_takes_are_not_measured(self):
+        self.take(DEAL_STEP)
+        self.plan.__dict__["steps_per_epoch"] = DEAL_STEP + MEASURED_STEPS
+        self.take(MEASURED_STEPS - 1)
+        self.assertFalse(self.step.measures_idle)
 
     def test_the_end_of_a_short_epoch_is_not_measured(self):
         self.take(WARM_UP_STEPS + 2, speeds=(1.0, 0.5), ends_epoch=True)

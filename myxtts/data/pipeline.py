@@ -76,13 +76,11 @@ class Producer:
     def __post_init__(self):
         self.produce = trace_produce(self.device, self.extractor)
 
-    def planned(
-        self, corpus_pass: Pass, turns: Iterator[bool] | None = None
-    ) -> Iterator[PlannedBatch]:
+    def planned(self, corpus_pass: Pass, turns=None) -> Iterator[PlannedBatch]:
         return self.plan_pass(corpus_pass, replicas=self.replicas, turns=turns)
 
-    def read(self, corpus_pass: Pass, turns: Iterator[bool] | None = None) -> ReadBatches:
-        """Plan, read and upload: stages A to C."""
+    def read(self, corpus_pass: Pass, turns=None) -> ReadBatches:
+        """Plan, read and upload: stages A to C, of all microbatches or those of its turns."""
         return self.reader.read(self.planned(corpus_pass, turns), self.device)
 
     def replica_batches(self, corpus_pass: Pass) -> Generator[ReplicaBatches, None, None]:

@@ -7,14 +7,17 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
+
+import numpy as np
 
 from myxtts.config.flags import marked, with_values
 from myxtts.config.schema import NAMES_GPUS, Config
 from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup, exit_at_sigterm
-from myxtts.errors import PlacementError, TrainingError, UserError
+from myxtts.errors import OutOfMemory, PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.stores import local_path
 from myxtts.throughput import planner
@@ -108,32 +111,46 @@ def measure_gpus(measure: MeasureStages, config: Config, gpus: int) -> tuple[Sta
     """Measure the stages on each GPU, and log their means; return the profile of the first ones,
     with the longest all-reduce, and the speeds of all relative to it.
 
-    Each GPU makes the batches once, and trains once on those of the GPU before it. Simulated GPUs
-    share one CPU, so they are equal.
+    Each GPU makes the batches once, and trains once on those of the GPU before it, if its memory is
+    enough for a step. Simulated GPUs share one CPU, so they are equal.
     """
-    profiles = []
-    for data in range(1 if config.placement.simulate_gpus else gpus):
-        model = (data + 1) % gpus
+
+    def measured(data: int, model: int) -> StageProfile:
         log.info(
             "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains",
             *(MEASURED_STEPS, data, model),
         )
         placed = with_placement(config, data_gpu=data, model_gpu=model, batch_shares=())
-        profiles.append(measure_in_subprocess(measure, placed))
-        log.info("  %s", format_means(profiles[-1], config))
-    # Profile n has the step of GPU n + 1.
-    trained = profiles[-1:] + profiles[:-1]
-    first = profiles[0].times.mean_s()
-    speeds = Speeds(
-        tuple(first["produce"] / max(each.times.produce_s.mean(), 1e-9) for each in profiles),
-        tuple(first["step"] / max(each.times.step_s.mean(), 1e-9) for each in trained),
-        tuple(each.fixed for each in trained),
+        profile = measure_in_subprocess(measure, placed)
+        log.info("  %s", format_means(profile, config))
+        return profile
+
+    produced: dict[int, StageProfile] = {}
+    trained: dict[int, StageProfile] = {}
+    for data in range(1 if config.placement.simulate_gpus else gpus):
+        model = (data + 1) % gpus
+        try:
+            produced[data] = trained[model] = measured(data, model)
+        except OutOfMemory as error:
+            log.warning("placement auto GPU %d is left out of training: %s", model, error)
+            produced[data] = alone = measured(data, data)
+            never = replace(alone.times, step_s=np.full(len(alone.times), np.inf))
+            trained[model] = alone._replace(times=never, all_reduce_s=0.0)
+    first = next(each for each in trained.values() if np.isfinite(each.times.step_s).all())
+    first = first._replace(all_reduce_s=max(each.all_reduce_s for each in trained.values()))
+    equal = Speeds.of([1.0] * gpus, first.fixed)
+    if config.placement.simulate_gpus:
+        return first, equal
+    mean_s = first.times.mean_s()
+    produce, step = (
+        tuple(mean_s[stage] / max(each[n].times[stage].mean(), 1e-9) for n in range(gpus))
+        for stage, each in (("produce", produced), ("step", trained))
     )
-    slowest = max(profile.all_reduce_s for profile in profiles)
-    profile = profiles[0]._replace(all_reduce_s=slowest)
-    if max(max(stage) / min(stage) for stage in speeds[:2]) <= 1.0 + planner.TIE_TOLERANCE:
-        return profile, Speeds.of([1.0] * gpus, profile.fixed)
-    return profile, speeds
+    speeds = Speeds(produce, step, tuple(trained[n].fixed for n in range(gpus)))
+    tolerance = 1.0 + planner.TIE_TOLERANCE
+    if all(max(stage) <= tolerance * min(stage) for stage in speeds[:2]):
+        return first, equal
+    return first, speeds
 
 
 def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:

@@ -146,7 +146,7 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         held_out = run.setup.corpora.held_out
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
         observations_s = time_observations(run.setup, config.run)
-        all_reduce_s = measure_all_reduce(run)
+        all_reduce_s = measure_all_reduce(run) if run.setup.between_devices else 0.0
         others = held_out_batches, *observations_s, fixed
         return StageProfile(times, window.measured_buckets, all_reduce_s, *others)
 

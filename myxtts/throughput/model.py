@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import NamedTuple
 
@@ -75,7 +75,8 @@ class Work(NamedTuple):
 
     @classmethod
     def equal(cls, routes: Sequence[Route]) -> "Work":
-        speeds = {device: 1.0 for route in routes for device in (*route.data_devices, route.model)}
+        devices = chain.from_iterable((*route.data_devices, route.model) for route in routes)
+        speeds = dict.fromkeys(devices, 1.0)
         return cls([Fraction(1)] * len(routes), speeds, speeds, dict.fromkeys(speeds, 0.0))
 
     def steps(self, number: int, device: str) -> Fraction:

@@ -36,7 +36,8 @@ MAX_PERMUTED = 5
 
 class Speeds(NamedTuple):
     """Speeds of the GPUs, by their numbers, relative to the measured times of the stages, and the
-    fraction of a step of each that does not depend on its rows, such as the weights' update.
+    fraction of a step of each that does not depend on its rows, such as the weights' update. A
+    GPU whose speed of a step is 0 does not train.
     """
 
     produce: tuple[float, ...]
@@ -150,7 +151,8 @@ class Memory(NamedTuple):
         data, models = named_data_gpus(settings), settings.model_gpus
         # Without data GPUs each replica makes its own batches.
         produce = self.produce if gpu in (data or models) else 0.0
-        return produce + (self.replica if gpu in models else 0.0)
+        replica = self.replica if gpu in models else 0.0
+        return produce + replica
 
     def most_rows(self, settings: PlacementConfig) -> list[float]:
         """Return how many rows each replica may take: a whole number or inf, and at least 1."""
@@ -216,7 +218,8 @@ def candidate_placements(
     memory = memory or Memory((inf,) * gpus)
     # Places in an order of the GPUs: of those that make all batches, if any, and that train.
     places = [(range(0), range(replicas)) for replicas in range(1, gpus + 1)]
-    places += [(range(n), range(n, end)) for n in range(1, gpus) for end in range(n + 1, gpus + 1)]
+    for data in range(1, gpus):
+        places += [(range(data), range(data, end)) for end in range(data + 1, gpus + 1)]
     places += [(range(1), range(replicas)) for replicas in range(2, gpus + 1)]
     figures = np.array([range(gpus), speeds.step, memory.limits])
     orders = np.argsort([*figures, *-figures], axis=1, kind="stable").tolist()
@@ -241,7 +244,7 @@ def candidate_placements(
             tuple(tuple(sorted(order[place] for place in role)) for role in roles)
             for order in orders
         )
-        found = (assigned(data, models) for data, models in pairs)
+        found = (assigned(*pair) for pair in pairs if all(speeds.step[gpu] for gpu in pair[1]))
         candidates += sorted((each for each in found if 0 not in each.rows), key=cost)[:1]
     return candidates
 
@@ -255,11 +258,12 @@ def _rows_of(candidate: Candidate, mean_s: Mapping[str, float], memory: Memory) 
     for number, route in enumerate(routes):
         step_s, fixed = mean_s["step"] / work.step[route.model], work.fixed[route.model]
         fixed_s[number], batch_s[number] = fixed * step_s, (1.0 - fixed) * step_s
-        produce_s = mean_s["produce"] / work.produce.get(route.model, 1.0)
+        part = float(parts_of(route).get(route.model, 0))
+        produce_s = part * mean_s["produce"] / work.produce[route.model]
         if makes_own:
             batch_s[number] += produce_s
-        elif route.model in route.data_devices:
-            fixed_s[number] += produce_s * len(routes) * float(parts_of(route)[route.model])
+        else:
+            fixed_s[number] += len(routes) * produce_s
     most = np.divide(memory.most_rows(candidate.settings), rows[0])
     batches = water_fill(fixed_s, np.maximum(batch_s, 1e-9), len(routes), most).tolist()
     return tuple(deal_rows(np.array([sum(rows)]), batches)[0].tolist())

@@ -20,7 +20,7 @@ from myxtts.config.schema import Config, TrainingConfig
 from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.data.pipeline import HANDED_OVER_AHEAD
-from myxtts.errors import TrainingError, lacking_memory
+from myxtts.errors import OutOfMemory, TrainingError, lacking_memory
 from myxtts.models.layers import parameter_count, weight_count
 from myxtts.placement.devices import describe
 from myxtts.placement.routes import Placement
@@ -228,7 +228,7 @@ def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
 
 @contextmanager
 def translate_oom(placement: Placement) -> Iterator[None]:
-    """Raise an out-of-memory error as a TrainingError with the limits and what to do."""
+    """Raise an out-of-memory error as an OutOfMemory error with the limits and what to do."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
@@ -247,13 +247,13 @@ def describe_batch(plan: Plan, step: int, bucket: int) -> str:
 
 def out_of_memory(
     error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = ""
-) -> TrainingError:
+) -> OutOfMemory:
     """Return the error with the limits of the devices; `batch` is from `describe_batch`."""
     shares = ""
     if len(placement.routes) > 1:
         shares = " Give a GPU of less memory a smaller share with --batch-shares."
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
-    return TrainingError(
+    return OutOfMemory(
         f"out of memory{batch}: {lacking_memory(error)} (the model is on"
         f" {placement.routes[0].model}; limits: {limits}). Raise --model-gpu-memory or"
         " --data-gpu-memory, with which a run can resume; or start another one with a lower"

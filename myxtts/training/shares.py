@@ -60,9 +60,9 @@ class DealShares:
     def is_due(self, end: StepEnd) -> bool:
         next_step, steps = end.planned.next_position.step, end.step - self._since
         if self._before is None:
-            steps_left = self._plan.steps_per_epoch - next_step
-            is_near = self._first_deals > 0 or steps_left <= MEASURED_STEPS
-            return is_near and steps >= WARM_UP_STEPS
+            # Later in the epoch, its end would come too soon, and the next one in an epoch.
+            begin = max(self._plan.steps_per_epoch - MEASURED_STEPS, 0)
+            return steps >= WARM_UP_STEPS and (self._first_deals > 0 or next_step == begin)
         if steps < MEASURED_STEPS or end.is_last:
             return False
         return self._first_deals > 0 or not next_step

@@ -133,10 +133,12 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
 
 def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
     """Return what reads rows of batches from files: 16-bit mono WAV without Python, if native."""
-    paths = tf.constant([os.fsencode(path) for path in manifest.paths])
-    lengths = tf.constant(manifest.samples)
-    starts = tf.constant(manifest.starts)
-    native = tf.constant(manifest.native & native_loading)
+    # Whatever device is the default: tf.data reads them on the host.
+    with tf.device("/CPU:0"):
+        paths = tf.constant([os.fsencode(path) for path in manifest.paths])
+        lengths = tf.constant(manifest.samples)
+        starts = tf.constant(manifest.starts)
+        native = tf.constant(manifest.native & native_loading)
     all_native = bool(np.all(manifest.native)) and native_loading
 
     def decode(row: tf.Tensor) -> tf.Tensor:

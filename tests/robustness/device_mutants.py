@@ -2,7 +2,7 @@
 a test on virtual GPUs fails.
 
     python tests/robustness/device_mutants.py
-    python tests/robustness/device_mutants.py --only "producers share a GPU"
+    python tests/robustness/device_mutants.py --only "limits of the other GPU"
 
 The defects are those of `mutants.py` in kind, and of its form, but chosen: a wrong device, a lost
 copy, a tensor of the host in a step, a lock that is missing, limits that are swapped. The tests
@@ -171,13 +171,15 @@ MUTANTS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", metavar="NAME", help="this one")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these")
     help_ = f"try so many at the same time (default: {os.cpu_count()}, one on each core)"
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help=help_)
     options = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if options.only in (None, mutant.name)]
-    if not chosen:
-        parser.error(f"--only {options.only} is no mutant: {', '.join(m.name for m in MUTANTS)}")
+    mutants = {mutant.name: mutant for mutant in MUTANTS}
+    names = options.only or mutants
+    if unknown := set(names) - set(mutants):
+        parser.error(f"--only {unknown} is no mutant: {', '.join(mutants)}")
+    chosen = [mutants[name] for name in names]
     if "TF_PLUGGABLE_DEVICE_LIBRARY_PATH" not in os.environ:
         try:
             environ = environment(GPUS)

@@ -79,25 +79,12 @@ Counts& AllCounts() {
   return *counts;
 }
 
-std::vector<Device*>& Devices() {
-  static auto* devices = new std::vector<Device*>;
-  return *devices;
-}
-
 // Writes what was counted, as tab-separated values: kind, name, count.
 void WriteStats() {
   FILE* file = fopen(Text("STATS").c_str(), "w");
   if (!file) return;
   for (auto& [key, count] : AllCounts()) {
     fprintf(file, "%s\t%s\t%ld\n", key.first.c_str(), key.second.c_str(), count.load());
-  }
-  for (Device* device : Devices()) {
-    fprintf(file, "memory peak\t%d\t%ld\n", device->ordinal, device->peak_bytes);
-    for (Stream* stream : device->streams) {
-      std::string name = std::to_string(device->ordinal) + ":" + std::to_string(stream->number);
-      fprintf(file, "modelled us\t%s\t%.0f\n", name.c_str(), stream->modelled_us.load());
-      fprintf(file, "computed us\t%s\t%.0f\n", name.c_str(), stream->computed_us.load());
-    }
   }
   fclose(file);
 }
@@ -280,13 +267,10 @@ void Stream::Do(Item& item) {
     clock_us_ = std::max(clock_us_, NowUs());
   }
   Chaos();
-  double begin = NowUs();
   if (item.work) item.work();
   item.work = nullptr;
-  double end = NowUs();
-  computed_us.store(computed_us.load() + end - begin);
   if (item.us <= 0) return;
-  modelled_us.store(modelled_us.load() + item.us);
+  double end = NowUs();
   // A clock that is 2 ms late does not catch up: the CPU is slower than the costs.
   clock_us_ = std::max(std::max(clock_us_, item.added_us) + item.us, end - 2000);
   if (clock_us_ - end > 100) SleepUntilUs(clock_us_);
@@ -325,7 +309,6 @@ void Allocate(Handle handle, uint64_t size, int64_t, Memory memory) {
   if (!memory->opaque) return;
   memory->size = size;
   device->used_bytes += size;
-  device->peak_bytes = std::max(device->peak_bytes, device->used_bytes);
   if (PoisonsMemory()) Poison(StreamAddress(memory->opaque), size);
 }
 
@@ -481,7 +464,6 @@ void CreateDevice(const SP_Platform*, SE_CreateDeviceParams* params, TF_Status*)
   device->ordinal = ordinal;
   device->speed = NumberOf("SPEEDS", ordinal, 1);
   device->memory_bytes = NumberOf("MEMORY_MIB", ordinal, 4096) * 1048576;
-  Devices().push_back(device);
   params->device->ordinal = ordinal;
   params->device->device_handle = device;
   params->device->hardware_name = "virtual GPU";

@@ -75,7 +75,7 @@ struct Device {
   double speed;
   int64_t memory_bytes;
   std::mutex mutex;
-  int64_t used_bytes = 0, peak_bytes = 0;
+  int64_t used_bytes = 0;
   std::set<Stream*> streams;
   int stream_count = 0;
 };
@@ -101,8 +101,7 @@ class Stream {
   void Drain();
 
   Device* const device;
-  const int number;                                    // 0 computes
-  std::atomic<double> modelled_us{0}, computed_us{0};  // by the costs; by the CPU
+  const int number;  // 0 computes
 
  private:
   struct Item {

@@ -2,13 +2,14 @@
 
     python benchmarks/numerics.py ctc
     python benchmarks/numerics.py mel --waves data/demo/wavs
-    python benchmarks/numerics.py tf32 --waves data/demo/wavs
+    python -m tests.virtual_gpu --tf32 --memory-mib 1024 -- \\
+        benchmarks/numerics.py tf32 --waves data/demo/wavs
 
 Alternatives take turns in one process (A B A B); times are processor time, the least of --repeats.
 `ctc` compares sparse labels (TensorFlow's kernel), dense labels, and the recursion for rows that
 cuDNN rejects, by loss and gradient; errors are those from the recursion in float64. `mel` compares
 the log-mel with librosa's in float64, and estimates the times of a GPU from nominal rates. `tf32`
-emulates the rounding of GPUs since Ampere.
+needs a virtual GPU, which rounds as GPUs since Ampere do.
 """
 
 import argparse
@@ -16,9 +17,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -291,23 +292,27 @@ def step_flops(task: str, size: str) -> float:
 
 
 def tf32(options: argparse.Namespace) -> None:
-    from fakes.gpu_numerics import on_emulated_gpu, tf32_products
+    import tensorflow as tf
+
+    from myxtts import tf_internals
 
     waves = recordings(options.waves, options.utterances)
-    emulations = {
-        "CPU": (),
-        "TF32": (tf32_products,),
-        "TF32, as on a GPU": (tf32_products, on_emulated_gpu),
+    # Where operations run, and for which type of device they are chosen.
+    cases = {
+        "CPU": ("/CPU:0", "CPU"),
+        "TF32": ("/GPU:0", "CPU"),
+        "TF32, as on a GPU": ("/GPU:0", "GPU"),
     }
     expected = None
     print(
         "products          | log-mel against librosa | difference from the CPU: pitch, energy,"
         " F0 in Hz"
     )
-    for name, contexts in emulations.items():
-        with ExitStack() as opened:
-            for context in contexts:
-                opened.enter_context(context())
+    for name, (device, type_) in cases.items():
+        with (
+            tf.device(device),
+            mock.patch.object(tf_internals, "device_type_in_scope", return_value=type_),
+        ):
             error, values = _features_and_targets(waves)
         expected = expected or values
         differences = (

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.copies import find_copies
-from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.models import ctc
 from myxtts.models.ctc import beam_search_decode, decoded_texts, emissions, greedy_decode
 from myxtts.placement.audit import audit, has_gpu_kernels
@@ -101,30 +100,6 @@ class Loss(unittest.TestCase):
         for function in (ctc.ctc_losses, ctc.ctc_losses_by_recursion):
             losses = function(tf.zeros([2, 2, 4]), *rows)
             np.testing.assert_allclose(losses, -np.log([3 / 16, 1 / 16]), rtol=1e-6)
-
-    def test_rows_with_more_labels_than_cudnn_takes_are_computed_on_a_gpu(self):
-        rows = long_rows(256, 0, 255, 260)
-        losses, gradient = losses_and_gradient(ctc.ctc_losses, *rows)
-        fails = self.assertRaisesRegex(tf.errors.InvalidArgumentError, "CTCLoss launch failure")
-        with fails, cudnn_ctc_loss():
-            losses_and_gradient(ctc.ctc_losses, *rows)
-        with on_emulated_gpu(), cudnn_ctc_loss():
-            on_gpu, on_gpu_gradient = losses_and_gradient(ctc.ctc_losses, *rows)
-        np.testing.assert_allclose(on_gpu, losses, rtol=1e-5)
-        # The kernel's gradient is the one that is off: docs/experiments/asr.md.
-        np.testing.assert_allclose(on_gpu_gradient, gradient, atol=0.01)
-        # These rows the kernel takes.
-        np.testing.assert_array_equal(on_gpu_gradient[1:3], gradient[1:3])
-
-    def test_gradient_behind_the_end_of_a_row_is_zero_whatever_the_kernel_leaves_there(self):
-        rows = long_rows(5, 0, 1, frames=60)
-        losses, gradient = losses_and_gradient(ctc.ctc_losses, *rows)
-        with cudnn_ctc_loss(garbage=np.nan):
-            again, again_gradient = losses_and_gradient(ctc.ctc_losses, *rows)
-        np.testing.assert_array_equal(again, losses)
-        np.testing.assert_array_equal(again_gradient, gradient)
-        self.assertTrue(np.isfinite(gradient).all())
-        self.assertFalse(gradient[0, 40:].any() or gradient[1].any())
 
     def test_on_a_gpu_all_operations_have_kernels_and_the_host_waits_once(self):
         if not has_gpu_kernels():

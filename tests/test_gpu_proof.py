@@ -27,7 +27,6 @@ from benchmarks import gpu_proof
 from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
-from fakes.gpu_numerics import cudnn_ctc_loss, on_emulated_gpu
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.placement.gpu_memory import DriverUnavailable
 from myxtts.preflight.checks import recommended
@@ -383,21 +382,14 @@ class VerdictsTest(unittest.TestCase):
         self.assertEqual(verdicts[:6], ["met", "met", "not met", "not met", "not met", "not shown"])
         self.assertEqual(result.figures[4].here, "on /GPU:0: ValueError: no kernel")
 
-    def test_garbage_of_cudnn_behind_a_row_is_found_and_does_not_reach_the_model(self):
+    def test_a_gradient_of_ctc_behind_the_end_of_a_row_is_found(self):
         operation = operations.ctc("CTC", [20, 11, 0], [4, 3, 0])
-
-        def run_on(device: str):
-            if device == operations.CPU:
-                return operation.run(device)
-            with on_emulated_gpu(), cudnn_ctc_loss():
-                return operation.run(MODEL)
 
         def without_masks(device: str):
             outputs, functions = operation.run(operations.CPU)
             behind = outputs["behind the end"] + (0.0 if device == operations.CPU else 1e-20)
             return outputs | {"behind the end": behind}, functions
 
-        self.assertTrue(operations.compare(operation._replace(run=run_on), "/GPU:0").met)
         self.assertFalse(operations.compare(operation._replace(run=without_masks), "/GPU:0").met)
 
     def test_errors_are_measured_by_hand_computed_figures(self):

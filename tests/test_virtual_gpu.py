@@ -24,6 +24,7 @@ GPUS = 4
 # TensorFlow leaves so much to the system: `MinSystemMemory` in pluggable_device_factory.cc.
 SYSTEM_MIB = 255
 CHECKS = "import unittest; unittest.main('tests.virtual_gpu.checks')"
+NUMERICS = "import unittest; unittest.main('tests.virtual_gpu.numerics')"
 # Prints when each step was called, by the clock of the plug-in.
 TRAIN_TOY = """
 import sys
@@ -90,6 +91,7 @@ class VirtualGpuTest(unittest.TestCase):
         counted = {"chaos": 1, "stats": str(cls.stats), "trace": str(cls.trace)}
         programs = {
             "checks": Program(CHECKS, settings={"memory_mib": (4096, 4096, 4096, 600)}),
+            "numerics": Program(NUMERICS, settings={"tf32": True}),
             "read by host": Program(READ_BY_HOST),
             "out of range": Program(OUT_OF_RANGE),
             "virtual": Program(TRAIN_TOY, cls.argv("virtual", *DUAL), counted),
@@ -123,7 +125,8 @@ class VirtualGpuTest(unittest.TestCase):
         self.assertIn(message, finished.stderr)
 
     def test_checks(self):
-        self.assert_ended("checks", 0, "OK")
+        for name in ("checks", "numerics"):
+            self.assert_ended(name, 0, "OK")
 
     def test_an_error_ends_the_program_as_with_cuda(self):
         self.assert_ended("read by host", -11, "host code touched device memory")

@@ -1,13 +1,16 @@
 """What virtual GPUs do, checked on them: `tests.test_virtual_gpu` runs this module in a process."""
 
 import os
+import tempfile
 import unittest
-from unittest import mock
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from fakes.threads import mixed_up
+from myxtts.data.reading import rows_from_files
+from tests.sine_corpus import write_corpus
 
 # Of GPU 3; TensorFlow leaves 225 MiB of it to the system.
 SMALL_MIB = int(os.environ["VIRTUAL_GPU_MEMORY_MIB"].split()[-1])
@@ -76,11 +79,6 @@ class VirtualGpuTest(unittest.TestCase):
         # cuDNN leaves the gradient behind the end of a row as the memory was.
         self.assertTrue(np.isnan(gradient[4:, 1]).all())
 
-    def test_factors_of_products_are_rounded_to_tf32_on_request(self):
-        with tf.device("/GPU:0"), mock.patch.dict(os.environ, VIRTUAL_GPU_TF32="1"):
-            product = tf.matmul([[1 + 2**-12]], [[1 + 2**-10]], transpose_a=True)
-        self.assertEqual(product.numpy()[0, 0], 1 + 2**-10)
-
     def test_memory_that_nothing_was_written_to_is_not_a_number(self):
         with tf.device("/GPU:0"):
             for dtype in (tf.float32, tf.bfloat16, tf.float64):
@@ -131,6 +129,14 @@ class VirtualGpuTest(unittest.TestCase):
                 tf.strings.length(tf.strings.join([tf.constant("a"), "b"]))
             self.assertIn("GPU:0", tf.zeros([2]).backing_device)
             self.assertIn("CPU:0", tf.shape(tf.zeros([2])).backing_device)
+
+    def test_what_reads_a_corpus_takes_no_memory_of_a_gpu(self):
+        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+        with tempfile.TemporaryDirectory() as folder:
+            manifest = write_corpus(Path(folder), (0.2,) * 8)
+        read_rows = rows_from_files(manifest, native_loading=True)
+        self.assertEqual(tf.config.experimental.get_memory_info("GPU:0")["current"], before)
+        del read_rows
 
     def test_memory_is_limited(self):
         with tf.device("/GPU:3"):

@@ -160,7 +160,7 @@ class FeedTest(unittest.TestCase):
         self.assertGreaterEqual(len(items), 3)
         self.assertFalse(any(item() for item in items))
 
-    def test_wait_until_full_returns_when_the_feed_is_or_was_full_or_its_source_ends_or_fails(self):
+    def test_wait_until_full_returns_when_the_feed_is_full_or_its_source_ends_or_fails(self):
         def broken():
             yield 0
             raise ValueError

@@ -7,6 +7,7 @@ from queue import Empty, Queue
 from typing import Any, Generic, TypeVar
 
 STOP_POLL_S = 0.1
+FULL_POLL_S = 0.01
 
 Item = TypeVar("Item")
 
@@ -31,7 +32,6 @@ class Feed(Generic[Item]):
         self.is_stopped: Callable[[], bool] = lambda: False
         self._ready: Queue[tuple[Any, BaseException | None]] = Queue(depth)
         self._stopping = threading.Event()
-        self._full = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
 
@@ -77,11 +77,12 @@ class Feed(Generic[Item]):
     def wait_until_full(
         self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
-        """Return the seconds waited for the feed to be full once, for its end, or for a stop."""
+        """Return the seconds waited for the feed to be full, for its end, or for a stop."""
         start_s = time.perf_counter()
-        while (left_s := start_s + timeout_s - time.perf_counter()) > 0.0 and not is_stopped():
-            if self._full.wait(min(left_s, STOP_POLL_S)):
+        while not (self.is_full or is_stopped()):
+            if (left_s := start_s + timeout_s - time.perf_counter()) <= 0.0:
                 break
+            time.sleep(min(left_s, FULL_POLL_S))
         return time.perf_counter() - start_s
 
     def _run(self) -> None:
@@ -91,8 +92,6 @@ class Feed(Generic[Item]):
             try:
                 for item in iterator:
                     self._ready.put((item, None))
-                    if self._ready.full():
-                        self._full.set()
                     if self._stopping.is_set():
                         break
                     # A closed feed holds no item.
@@ -103,7 +102,6 @@ class Feed(Generic[Item]):
         except BaseException as raised:
             # Not lost with this thread: the consumer raises it at this batch.
             error = raised
-        self._full.set()
         self._ready.put((None, error))
 
     def _drain(self) -> None:

@@ -332,7 +332,7 @@ class ReplicaFeed:
     def wait_until_full(
         self, timeout_s: float, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
-        """Return the seconds waited for each feed to be full once or ended, or for a stop."""
+        """Return the seconds waited for each feed to be full or ended, or for a stop."""
         waited_s = 0.0
         for feed in self._feeds:
             waited_s += feed.wait_until_full(timeout_s - waited_s, is_stopped)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import tensorflow as tf
@@ -158,11 +158,18 @@ def heaviest_buckets(plan: Plan) -> list[int]:
 
 
 def full_step(bucket: int, plan: Plan, pipeline: Pipeline) -> list[ReplicaBatches]:
-    """Return the microbatches of the longest step of a bucket."""
+    """Return the microbatches of the longest step of a bucket.
+
+    Meanwhile as many batches are on the data devices as in a run: those that a step takes ahead,
+    and those of full buffers.
+    """
     epoch = plan.epoch(0)
     utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
     with pipeline.open_feed(Pass(Position(0, int(utterances.argmax())))) as feed:
-        return next(step_batches(feed))
+        microbatches = next(step_batches(feed))
+        _ahead = list(islice(feed, HANDED_OVER_AHEAD))
+        feed.wait_until_full(MAX_S)
+        return microbatches
 
 
 def take_steps(

@@ -83,6 +83,8 @@ def train(
                 # Those that were taken ahead are of other shares.
                 ahead = LookAhead(feed, step, clock)
                 clock.drop_taken()
+            # It has the batches of the first step.
+            del end
 
     # The last observation may take long. A request to stop leaves it to the resumed run.
     with clock.pause(OBSERVER):

@@ -4,9 +4,9 @@ TensorFlow's allocator counts it. It needs GPUs, real ones or virtual ones:
     python -m tests.virtual_gpu --memory-mib 65536 --costs-only --scale 0 -- \\
         tests/robustness/memory_peaks.py --tasks tts asr vocoder --sizes tiny
 
-GPU 0 makes batches and observes, GPU 1 trains. The forecast is that of `myxtts preflight`: the peak
-of its heaviest steps, and what it adds for the observer. The peak is that of a run with full
-buffers: its pipeline is open, it takes steps, and it observes the held-out utterances.
+GPU 0 makes batches and observes, GPU 1 trains. The forecast is the least memory with which `myxtts
+preflight` passes: the peak of its heaviest steps, what it adds for the observer, and its headroom.
+The peak is that of a run with full buffers, which takes steps and observes the held-out utterances.
 Each task and size has a process of its own. Virtual GPUs that compute nothing allocate what others
 do; the memory that kernels use while they run, cuDNN's workspace for instance, is not seen there.
 """
@@ -65,7 +65,8 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
     from myxtts.commands import train
     from myxtts.data.batch_plan import Pass
     from myxtts.preflight.checks import Report
-    from myxtts.preflight.trial import Trial, check_model, check_pipeline
+    from myxtts.preflight.trial import HEADROOM, Trial, check_model
+    from myxtts.throughput.measure import train_steps
     from myxtts.training.observation import VALIDATION, HeldOutWork, Snapshot
     from myxtts.training.runs import RunFolder
     from myxtts.training.schedule import Observation
@@ -85,21 +86,25 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
         corpora = load_run_corpora(start, folder, run.replicas.count)
         trial = Report().run("Model", check_model(run, corpora))
         assert isinstance(trial, Trial)
+        setup, pipeline, step = trial.setup, trial.pipeline, trial.step
         forecast_mib = peaks()
-        forecast_mib[run.placement.observer] += trial.setup.memory.observer_mib
+        forecast_mib[run.placement.observer] += setup.memory.observer_mib
+        # It has a batch.
+        del trial
         gc.collect()
         for name in names:
             tf.config.experimental.reset_memory_stats(name[1:])
-        Report().run("Pipeline", check_pipeline(trial, STEPS))
-        snapshot = Snapshot.of_run(trial.setup)
-        work = HeldOutWork(trial.setup, snapshot, None, None, None)
+        snapshot = Snapshot.of_run(setup)
+        work = HeldOutWork(setup, snapshot, None, None, None)
         work.trace()
-        snapshot.take()
-        with trial.pipeline.open_feed(Pass()) as feed:
+        with pipeline.open_feed(Pass()) as feed:
+            feed.wait_until_full(FULL_S)
+            train_steps(setup, step, feed, setup.schedule, STEPS)
+            snapshot.take()
             feed.wait_until_full(FULL_S)
             work.observe(Observation(STEPS, (VALIDATION,)), None)
         peak_mib = peaks()
-        return {name: (forecast_mib[name], peak_mib[name]) for name in names}
+        return {name: (forecast_mib[name] / (1 - HEADROOM), peak_mib[name]) for name in names}
 
 
 def compare(task: str, size: str) -> int:

@@ -4,10 +4,10 @@
     python utilities/human/corpora.py prompts-en menardi --from PACKAGES
 
 A corpus is a folder data/human/NAME for --train-data: `metadata_train.csv` and `metadata_eval.csv`
-(path|text|speaker|language), the second with the sentences that are held out, every 20th; and
-`wavs/`, a link to the recordings. `apt-get download` fetches the packages, unless --from names a
-folder that has them, as files *.deb or unpacked (/ if they are installed). The prompts of Asterisk
-need ffmpeg.
+(path|text|speaker|language), the second with the sentences that are held out, every 20th or, with
+--held-out N, the first N of four words or more; and `wavs/`, a link to the recordings. `apt-get
+download` fetches the packages, unless --from names a folder that has them, as files *.deb or
+unpacked (/ if they are installed). The prompts of Asterisk need ffmpeg.
 
 festvox-ru is one man who reads Russian for 99 minutes (BSD-like licence). The others are telephone
 prompts by professional speakers, from one word to a minute (CC-BY-SA-3.0, CC-BY-3.0; armelle:
@@ -38,6 +38,7 @@ Row = dict[str, str]
 OUT = Path("data/human")
 TABLES = "metadata_train.csv", "metadata_eval.csv"
 HELD_OUT_EVERY = 20
+MIN_HELD_OUT_WORDS = 4  # of --held-out
 # Letters a second. Single letters are spelled slowly; beeps and half of a text are beyond.
 LETTER_RATES = 0.8, 22.0
 
@@ -86,18 +87,21 @@ def main() -> int:
         "names", nargs="+", choices=CORPORA, metavar="NAME", help=", ".join(CORPORA)
     )
     parser.add_argument("--out", type=Path, default=OUT, help=f"folder of the corpora ({OUT})")
+    parser.add_argument("--held-out", type=int, metavar="N", help="hold out N sentences")
     parser.add_argument("--from", dest="source", type=Path, help="folder of the packages")
     options = parser.parse_args()
     for name in options.names:
         folder = options.out / name
         if not all((folder / table).exists() for table in TABLES):
-            make_corpus(name, folder, options.source, options.out / "packages")
+            make_corpus(name, folder, options.source, options.out / "packages", options.held_out)
         rows = read_tables(folder)
         print(f"{folder}: {len(rows[TABLES[0]])} utterances, {len(rows[TABLES[1]])} held out")
     return 0
 
 
-def make_corpus(name: str, folder: Path, source: Path | None, store: Path) -> None:
+def make_corpus(
+    name: str, folder: Path, source: Path | None, store: Path, held_out: int | None
+) -> None:
     """Write the tables of a corpus and a link to its recordings; DataError without its packages."""
     corpus = CORPORA[name]
     recordings = unpack(corpus.recordings, source, store) / "usr/share" / corpus.folder
@@ -119,7 +123,11 @@ def make_corpus(name: str, folder: Path, source: Path | None, store: Path) -> No
         sound = path.relative_to(recordings)
         speech = {"path": f"wavs/{sound}", "text": texts[str(sound.with_suffix(""))]}
         if fits(folder, speech):
-            table = TABLES[number % HELD_OUT_EVERY == 0]
+            is_held_out = number % HELD_OUT_EVERY == 0
+            if held_out is not None:
+                is_long = len(speech["text"].split()) >= MIN_HELD_OUT_WORDS
+                is_held_out = is_long and len(tables[TABLES[1]]) < held_out
+            table = TABLES[is_held_out]
             tables[table].append(speech | {"speaker": corpus.speaker, "language": corpus.language})
     write_tables(folder, tables)
 

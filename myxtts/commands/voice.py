@@ -56,7 +56,7 @@ SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
 STEPPING = 0.9
 TRIAL = "--max-steps 30 --log-every 15 --validate-every 0 --sample-every 0".split()
 # configs/human*.yaml; the larger sizes, for GPUs, have the defaults of the schema.
-TINY = {"learning_rate": 2e-3, "warmup_steps": 100}
+TINY = {"learning_rate": 2e-3, "warmup_steps": 100, "cache_dataset": True}
 OF_TASK: dict[str, dict[str, Any]] = {
     "vocoder": {"task": "vocoder", "final_lr_ratio": 0.02, "sample_every": 0},
     "voice": {"task": "tts", "guidance": 1.5},

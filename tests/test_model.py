@@ -307,7 +307,7 @@ class Training(Network):
         condition = FlowCondition(*map(tf.ones, shapes), tf.ones([2, 8], bool))
         with tf.device(MODEL):
             dropped = self.model._drop_condition(condition, tf.constant([0.0, 1.0]))
-        for name in ("hidden", "style", "mel"):
+        for name in ("hidden", "voice", "mel"):
             dropped_row, full_row = getattr(dropped, name).numpy()
             self.assertEqual(float(np.ptp(full_row)), 0.0, name)
             self.assertFalse(np.array_equal(dropped_row, full_row), name)

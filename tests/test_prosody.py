@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from myxtts.models.prosody import (
     CORRELATIONS,
+    DURATION_VARIETY,
     OUTPUTS,
     Prosody,
     ProsodyDistribution,
@@ -92,7 +93,7 @@ class Distribution(unittest.TestCase):
             )
         of = distribution(0.1, pause, 4_000, log_duration=np.log(2.0))
         texts = tf.ones([1, 4_000], tf.int32)
-        frames = tf.exp(of.sample(1.0, [3, 4], texts).log_duration).numpy()
+        frames = tf.exp(of.sample(1.0 / DURATION_VARIETY, [3, 4], texts).log_duration).numpy()
         self.assertAlmostEqual((frames > 10).mean(), 0.25, delta=0.03)
         self.assertEqual(((frames > 4) & (frames < 12)).sum(), 0)
 
@@ -103,7 +104,7 @@ class Distribution(unittest.TestCase):
         average = float(tf.exp(of.average().log_duration)[0, 0])
         expected = (0.75 * np.exp(2.0) + 0.25 * 20.0) * np.exp(0.18)
         self.assertAlmostEqual(average, expected, places=4)
-        for variety in (0.0, 0.5, 1.0):
+        for variety in (0.0, 1.0, 2.0):
             drawn = of.sample(variety, [3, 4], tf.ones([1, tokens], tf.int32))
             durations = tf.exp(drawn.log_duration).numpy()
             self.assertAlmostEqual(durations.mean() / average, 1.0, delta=0.05)
@@ -118,6 +119,8 @@ class Distribution(unittest.TestCase):
         np.testing.assert_array_equal(full.pitch[0], full.pitch[2])
         self.assertLess(abs(np.corrcoef(full.pitch[0], full.pitch[1])[0, 1]), 0.1)
         np.testing.assert_allclose(half.energy, 0.5 * full.energy, rtol=1e-5)
+        # All of the variety of durations.
+        full = full._replace(log_duration=of.sample(2.0, [5, 6], texts).log_duration)
         for name, correlation in (CORRELATIONS | {"log_duration": 0.0}).items():
             noise = (getattr(full, name) - getattr(of.average(), name)).numpy()[0]
             noise -= noise.mean()

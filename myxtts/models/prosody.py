@@ -20,6 +20,9 @@ PAUSE_LOG_DURATION, PAUSE_LOGIT = 3.0, -2.0
 # that swallows a pause would otherwise outweigh a hundred tokens.
 LINEAR_ERROR = 3.0
 NOISE_TOKENS = 1 << 14
+# Of the variety, for durations: with all of it, only 58 % of the sentences of a reader were within
+# 10 % of the length of his recordings.
+DURATION_VARIETY = 0.5
 # Variety of neighbouring tokens is alike: correlations of what their means leave, on one reader;
 # that of durations is 0.
 CORRELATIONS = {"pitch": 0.8, "energy": 0.6}
@@ -129,7 +132,8 @@ class ProsodyDistribution(NamedTuple):
         std = tf.where(is_pause, self.pause_std, self.std.log_duration)
         drawn = mean + std * noise("log_duration")
         # Frames between the average and those drawn, whose mean is the average at each variety.
-        frames = (1.0 - variety) * tf.exp(average.log_duration) + variety * tf.exp(drawn)
+        share = DURATION_VARIETY * variety
+        frames = (1.0 - share) * tf.exp(average.log_duration) + share * tf.exp(drawn)
         varied = {
             name: getattr(self.mean, name)
             + variety * getattr(self.std, name) * noise(name, correlation)

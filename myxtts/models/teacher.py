@@ -61,7 +61,7 @@ class TeacherModel:
     def _mel(self, batch, speaker, encoded, mean, token_prosody, durations, path):
         frame = alignment.frame_indices(path)
         condition = self.network.decode(
-            encoded, mean, token_prosody, durations, path, frame, speaker.style
+            encoded, mean, token_prosody, durations, path, frame, speaker.voice
         )
         seed = fold_in(batch["seed"], "teacher noise")
         noise = TEMPERATURE * stateless_normal(tf.shape(condition.mel), seed)

@@ -50,6 +50,9 @@ REDUCTION_FACTOR = 2
 TIME_EMBEDDING = 64
 # scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
 TEMPERATURE = 0.5
+# Dropout of the predictor of prosody: so many times that of other blocks, but at most half, as in
+# FastSpeech 2 (Ren et al. 2021). An hour of speech has few sentences to learn their melody from.
+PROSODY_DROPOUT = 5.0
 # The decoder's mel has this error after some hundred steps, in normalised units.
 DECODER_STD = 0.3
 
@@ -96,7 +99,8 @@ SYNTHESIS_SIGNATURE = (
 class SpeakerCondition(NamedTuple):
     """Conditioning on speaker and language."""
 
-    style: tf.Tensor  # [B, C], speaker embedding plus language embedding
+    voice: tf.Tensor  # [B, C], speaker embedding
+    style: tf.Tensor  # [B, C], with the language embedding
     latents: tf.Tensor  # [B, K, C], of the reference
     average_spectrum: tf.Tensor  # [B, 80], see `long_term_average_spectrum`; 0 without a reference
 
@@ -105,7 +109,7 @@ class FlowCondition(NamedTuple):
     """Conditioning of the flow."""
 
     hidden: tf.Tensor  # [B, T / REDUCTION_FACTOR, C], the decoder's output
-    style: tf.Tensor  # [B, C]
+    voice: tf.Tensor  # [B, C]
     mel: tf.Tensor  # float32 [B, T, 80], the decoder's mel, which is the flow's prior
     mel_std: tf.Tensor  # float32 [B], standard deviation of the data around `mel`
     mask: tf.Tensor  # bool [B, T], true on real frames
@@ -155,11 +159,12 @@ class XTTS(keras.Model):
         self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
         channels, heads = size.channels, size.heads
         mel_outputs, zeros = REDUCTION_FACTOR * MEL_BANDS, {"kernel_initializer": "zeros"}
+        prosody_dropout = min(PROSODY_DROPOUT * dropout, 0.5)
 
-        def attention(name, **options):
+        def attention(name, dropout=dropout, **options):
             return layers.AttentionBlock(channels, heads, dropout, name=name, **options)
 
-        def convs(part, count, kernel=KERNEL_SIZE):
+        def convs(part, count, kernel=KERNEL_SIZE, dropout=dropout):
             names = [f"{part}_conv_{i}" for i in range(count)]
             return [layers.ConvBlock(channels, kernel, dropout, name=name) for name in names]
 
@@ -178,8 +183,8 @@ class XTTS(keras.Model):
         self.encoder_attention = [attention(name) for name in names]
         self.encoder_convs = convs("encoder", size.encoder_blocks)
         self.aligner = Aligner(symbols, name="aligner")
-        self.prosody_attention = attention("prosody_attention")
-        self.prosody_convs = convs("prosody", 2, kernel=3)
+        self.prosody_attention = attention("prosody_attention", prosody_dropout)
+        self.prosody_convs = convs("prosody", 2, 3, prosody_dropout)
         self.prosody_out = layers.Dense(prosody.OUTPUTS, name="prosody_out", **zeros)
         self.prosody_in = layers.Dense(channels, name="prosody_in")
         self.decoder_in = layers.Dense(channels, name="decoder_in")
@@ -254,7 +259,7 @@ class XTTS(keras.Model):
             sizes = tf.shape(path)[1], self.segment_frames
             frame = alignment.random_segment(frames, *sizes, fold_in(seed, "segment"))
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        segment = segment_path, frame, speaker.style, seed
+        segment = segment_path, frame, speaker.voice, seed
         condition = self.decode(encoded, mean, token_prosody, durations, *segment)
         target_segment = gather_rows(target, frame)
         mel_error = layers.sum_over(tf.abs(condition.mel - target_segment), 2)
@@ -328,7 +333,7 @@ class XTTS(keras.Model):
 
         durations = alignment.durations_of_path(path, tf.shape(mean)[1])
         frame = alignment.frame_indices(path)
-        condition = self.decode(encoded, mean, spoken, durations, path, frame, speaker.style)
+        condition = self.decode(encoded, mean, spoken, durations, path, frame, speaker.voice)
         noise = stateless_normal(tf.shape(condition.mel)[1:], fold_in(seed, "noise"))
         noise = tf.broadcast_to(temperature * noise, tf.shape(condition.mel))
         mel = self.solve_flow(condition, noise, ode_steps, guidance)
@@ -383,7 +388,7 @@ class XTTS(keras.Model):
         embedding, latents = self.reference_encoder(reference, frames, keep)
         average_spectrum = long_term_average_spectrum(reference, frames) * keep[:, None]
         style = embedding + self.language_embedding(batch["language"])
-        return SpeakerCondition(style, latents, average_spectrum)
+        return SpeakerCondition(embedding, style, latents, average_spectrum)
 
     def _encode(self, batch, speaker, seed=None):
         style, latents = speaker.style, speaker.latents
@@ -448,8 +453,12 @@ class XTTS(keras.Model):
         outputs = tf.cast(self.prosody_out(hidden), tf.float32)
         return prosody.ProsodyDistribution.of_outputs(outputs)
 
-    def decode(self, encoded, mean, token_prosody, durations, path, frame, style, seed=None):
-        """Decode frames [B, S], given tokens `path` and indices `frame`; return FlowCondition."""
+    def decode(self, encoded, mean, token_prosody, durations, path, frame, voice, seed=None):
+        """Decode frames [B, S], given tokens `path` and indices `frame`; return FlowCondition.
+
+        It knows the voice without the language, which would tell it who speaks where a language has
+        few speakers.
+        """
         tokens = encoded + self.prosody_in(token_prosody.features())
         position = alignment.position_in_token(path, frame, durations)
         inputs = [gather_rows(tokens, path), tf.cast(position, tokens.dtype)]
@@ -457,10 +466,10 @@ class XTTS(keras.Model):
         # LiteRT has no slice that adds an axis behind two others; only whole ones are replaced.
         mask = tf.cast(tf.expand_dims(path[:, ::REDUCTION_FACTOR], 2) >= 0, hidden.dtype)
         for conv in self.decoder_convs:
-            hidden = self._checkpointed(conv, hidden, style, mask, seed)
+            hidden = self._checkpointed(conv, hidden, voice, mask, seed)
         mel = gather_rows(mean, path) + unstack_frames(self.decoder_out(hidden), tf.shape(path)[1])
         mel_std = tf.fill(tf.shape(path)[:1], DECODER_STD)
-        return FlowCondition(hidden, style, mel, mel_std, path >= 0)
+        return FlowCondition(hidden, voice, mel, mel_std, path >= 0)
 
     def _drop_condition(self, condition, keep):
         """Remove text, prosody and speaker from rows where `keep`, float32 [B], is 0."""
@@ -468,7 +477,7 @@ class XTTS(keras.Model):
         no_style = self.no_condition(tf.zeros([1], tf.int32))
         return condition._replace(
             hidden=condition.hidden * keep_hidden[:, :, None],
-            style=condition.style * keep_hidden + no_style * (1 - keep_hidden),
+            voice=condition.voice * keep_hidden + no_style * (1 - keep_hidden),
             mel=condition.mel * keep[:, None, None],
             # The normalised mel has mean 0 and deviation 1.
             mel_std=condition.mel_std * keep + (1 - keep),
@@ -502,7 +511,7 @@ class XTTS(keras.Model):
         innovation *= tf.cast(condition.mask, tf.float32)[:, :, None]
         hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
         embedding = layers.time_embedding(time, TIME_EMBEDDING)
-        style = condition.style + self.time_out(self.time_in(embedding))
+        style = condition.voice + self.time_out(self.time_in(embedding))
         # No slice that adds the axis: as in `decode`.
         mask = tf.cast(tf.expand_dims(condition.mask[:, ::REDUCTION_FACTOR], 2), hidden.dtype)
         for conv in self.flow_convs:

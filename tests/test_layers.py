@@ -37,7 +37,7 @@ ROWS = (
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
 PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
-PROOF_TEST = re.compile(r"test_(gpu_proof|proof_\w+)\.py")
+PROOF_TEST = re.compile(r"(test_gpu_proof|test_proof_\w+|numerics)\.py")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
 errors clock machine terminal stores config distributed.processes distributed.cluster

@@ -91,6 +91,8 @@ class Parts(unittest.TestCase):
         actual = set(on_gpu.parts_mib)
         self.assertEqual(actual, {"for 20 batches of audio", "to write a checkpoint"})
         self.assertEqual(on_gpu.observer_mib, beside.observer_mib)
+        # Of a large network, the copy takes more than a batch.
+        self.assertEqual(forecast(GPUS, 2**30, observer="/GPU:0").observer_mib, 2 * 4096.0)
         self.assertEqual(without.observer_mib, 4.0)
         self.assertEqual(without.parts_mib["for the snapshot"], 4.0)
         off = RunConfig(validate_every=0, sample_every=0)

@@ -30,9 +30,10 @@ EVALUATED_BYTES = 20
 class MemoryForecast(NamedTuple):
     """Host memory in MiB in addition to what the process has when its model is built.
 
-    The observer takes its part on its own device, where that is not on the host: snapshot, held-out
-    batch and its features, a lower estimate of the activations, and evaluation; only the snapshot
-    where that device trains. Rows and seconds are those of the largest batch, with padding.
+    The observer takes its part on its own device, where that is not on the host: snapshot, and the
+    larger of two parts: its copy, or held-out batch and its features, a lower estimate of the
+    activations, and evaluation; only the snapshot where that device trains. Rows and seconds are
+    those of the largest batch, with padding.
     """
 
     parts_mib: dict[str, float]
@@ -71,8 +72,7 @@ def forecast_memory(
     # A teacher takes whole utterances, whatever is cut out of them afterwards.
     cut = {} if extractor.load_frozen else extractor.sizes
     waves = cut.get("segment_samples", largest["samples"])
-    if "reference_pcm" in extractor.inputs:
-        waves += largest["reference_samples"]
+    waves += ("reference_pcm" in extractor.inputs) * largest["reference_samples"]
     making = largest["batch"] * waves / SAMPLE_RATE_HZ * PRODUCE_BYTES
     activations = max(task_of(config).activation_bytes(config, size) for size in sizes)
     evaluating = _evaluation_bytes(config, parameters, largest["samples"])
@@ -86,20 +86,21 @@ def forecast_memory(
     observing = 4 * parameters if config.run.uses_held_out else 0.0
     if observer:
         audio += read_ahead
-        observing = 4 * parameters + making + activations / KEPT_ARRAYS
-        observing += data.prefetch_buffer_size * wave_bytes + feature_bytes + evaluating
+        working = making + activations / KEPT_ARRAYS
+        working += data.prefetch_buffer_size * wave_bytes + feature_bytes + evaluating
+        # All weights are on a GPU before the snapshot takes them; within the host they are shared.
+        observing = 4 * parameters + max(working, 0 if "CPU:" in observer else 4 * parameters)
     # Copies on the CPU share their memory, so a batch of features counts once.
     features = len(host_models) * (accumulation + HANDED_OVER_AHEAD)
     for route in host_models:
         features += len(route.data_devices) * (data.prefetch_buffer_size + 1)
     takes_turns = bool(host_models) and not observer
-    gradients = 2 if accumulation > 1 else 1
     parts = {
         f"for {audio} batches of audio": audio * wave_bytes,
         "to make a batch": host_producers * making,
         "for the teacher": host_producers * 4 * teacher_parameters,
         f"for {features} batches of features": features * feature_bytes,
-        "for the step": len(host_models) * (4 * parameters * gradients + activations),
+        "for the step": len(host_models) * (4 * parameters * min(accumulation, 2) + activations),
         "for the observer": ("CPU:" in observer) * observing,
         "for the snapshot": takes_turns * observing,
         "for the evaluation": takes_turns * evaluating,

@@ -6,7 +6,7 @@ TensorFlow's allocator counts it. It needs GPUs, real ones or virtual ones:
 
 GPU 0 makes batches and observes, GPU 1 trains. The forecast is the least memory with which `myxtts
 preflight` passes: the peak of its heaviest steps, what it adds for the observer, and its headroom.
-The peak is that of a run with full buffers, which takes steps and observes the held-out utterances.
+The peak is that of a run with full buffers, which observes held-out utterances beside each step.
 Each task and size has a process of its own. Virtual GPUs that compute nothing allocate what others
 do; the memory that kernels use while they run, cuDNN's workspace for instance, is not seen there.
 """
@@ -16,6 +16,7 @@ import gc
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -97,12 +98,14 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
         snapshot = Snapshot.of_run(setup)
         work = HeldOutWork(setup, snapshot, None, None, None)
         work.trace()
-        with pipeline.open_feed(Pass()) as feed:
-            feed.wait_until_full(FULL_S)
-            train_steps(setup, step, feed, setup.schedule, STEPS)
-            snapshot.take()
-            feed.wait_until_full(FULL_S)
-            work.observe(Observation(STEPS, (VALIDATION,)), None)
+        with pipeline.open_feed(Pass()) as feed, ThreadPoolExecutor(1) as observer:
+            for number in range(STEPS):
+                feed.wait_until_full(FULL_S)
+                snapshot.take()
+                observation = Observation(number, (VALIDATION,))
+                observed = observer.submit(work.observe, observation, None)
+                train_steps(setup, step, feed, setup.schedule, 1)
+                observed.result()
         peak_mib = peaks()
         return {name: (forecast_mib[name] / (1 - HEADROOM), peak_mib[name]) for name in names}
 

@@ -1,6 +1,6 @@
 """Waves as bytes of a sound file, sentence by sentence."""
 
-import io
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -32,13 +32,40 @@ FORMS = {
 }
 
 
+class _Sink:
+    """A file that keeps only what was not taken yet."""
+
+    def __init__(self):
+        self._kept = bytearray()
+        self._taken = self._place = 0
+
+    def write(self, data) -> int:
+        start = self._place - self._taken
+        # libsndfile writes to the beginning of an MP3 again, at its end.
+        if start >= 0:
+            self._kept[start : start + len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + (0, self._place, self._taken + len(self._kept))[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def take(self) -> bytes:
+        taken, self._kept = bytes(self._kept), bytearray()
+        self._taken += len(taken)
+        return taken
+
+
 class Encoder:
-    """Turns waves into the bytes of one sound file; keeps compressed ones until its end."""
+    """Turns waves into the bytes of one sound file; keeps FLAC alone until its end."""
 
     def __init__(self, name: str):
         self._form = form = FORMS[name]
-        self._sink = io.BytesIO()
-        self._taken = 0
+        self._sink = _Sink()
         if name == "wav":
             self._sink.write(wav_header())
         kind = {"format": form.container, "subtype": form.subtype, "channels": 1}
@@ -49,18 +76,9 @@ class Encoder:
     def encode(self, wave: np.ndarray) -> bytes:
         """Return the bytes that a wave, float32 [samples] at 22,050 Hz, adds; there may be none."""
         self._file.write(soxr.resample(wave, SAMPLE_RATE_HZ, self._form.rate_hz))
-        return self._new_bytes() if self._form.is_streamed else b""
+        return self._sink.take() if self._form.is_streamed else b""
 
     def end(self) -> bytes:
         """Return the last bytes."""
         self._file.close()
-        return self._new_bytes()
-
-    def _new_bytes(self) -> bytes:
-        content = self._sink.getvalue()[self._taken :]
-        if self._form.container == "RAW":
-            self._sink.seek(0)
-            self._sink.truncate()
-        else:  # libsndfile writes to the beginning of an MP3 again, at its end
-            self._taken += len(content)
-        return content
+        return self._sink.take()

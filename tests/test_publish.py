@@ -68,6 +68,10 @@ class PublishTest(unittest.TestCase):
             self.assertIn(part, card)
         self.assertIn("(samples/1-high.wav)", card)
 
+    def test_a_run_without_run_json_has_a_card_to_fill_in(self):
+        facts = publish.card_facts(TrainedRun.open(self.out), self.out, "Hello.")
+        self.assertEqual((facts["commit"], facts["utterances"]), ("FILL IN", "FILL IN"))
+
     def test_a_url_is_fetched_once_and_checked(self):
         url = f"file://{self.out}"
         fetched = local_run(url)

@@ -38,11 +38,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     wyoming = "port for Wyoming (default 10200); 0 turns it off"
     add_flag(parser, "--wyoming-port", wyoming, port, default=10200)
     options = parser.parse(argv)
-    of_run = "checkpoint", "language", "vocoder", "references"
-    if options.model and any(getattr(options, name) for name in of_run):
-        raise ConfigError(
-            "--checkpoint, --language, --vocoder and --reference are for --run. Leave them out."
-        )
+    for flag in group._group_actions:
+        if options.model and getattr(options, flag.dest):
+            raise ConfigError(f"{flag.option_strings[0]} is for --run. Leave it out.")
     return options
 
 

@@ -1,6 +1,5 @@
 """A voice as a folder for others: weights, the exported voice, samples and a model card."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from myxtts.config.flags import marked, with_values
 from myxtts.config.load import dump
 from myxtts.config.schema import PER_MACHINE
 from myxtts.files import write_whole
+from myxtts.report.overview import read_facts
 from myxtts.serving.speakers import ExportedSpeaker
 from myxtts.synthesis.export import check_new_folder, complete_folder, export_run
 from myxtts.synthesis.speech_file import sound_file
@@ -118,20 +118,18 @@ def write_weights(trained: TrainedRun, folder: Path) -> None:
 
 def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
     """Return what the model card says of a run."""
-    record, facts = trained.record, {}
-    if (file := trained.path / "run.json").is_file():
-        facts = json.loads(file.read_text("utf-8"))
+    record, facts = trained.record, read_facts(trained.path)
     file = trained.path / "evaluation" / trained.checkpoint.path.name / "scores.md"
     scores = file.read_text("utf-8") if file.is_file() else "Not measured."
     vocoder = "--vocoder vocoder " if (folder / "vocoder").exists() else ""
     return {
         "name": trained.path.name,
-        "commit": facts.get("commit") or "of an unknown commit",
-        "size": facts.get("task", record.settings.model.model_size),
+        "commit": facts.get("commit") or "FILL IN",
+        "size": record.settings.model.model_size,
         "step": record.step,
         "hours": record.audio_s / 3600,
-        "corpus": Path(record.settings.data.train_data or "unknown").name,
-        "utterances": facts.get("utterances", "unknown"),
+        "corpus": Path(record.settings.data.train_data or "FILL IN").name,
+        "utterances": facts.get("utterances", "FILL IN"),
         "text": text,
         "vocoder": vocoder,
         "checksums": CHECKSUMS,

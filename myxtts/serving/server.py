@@ -91,17 +91,20 @@ class Desk:
         while (wave := await self.run(next, sentences, None)) is not None:
             yield wave
 
-    async def transcribe(self, path: Path) -> str:
-        """Return the text of a recording; raises UserError."""
+    async def transcribe(self, recording: bytes) -> str:
+        """Return the text of the content of a sound file; raises UserError."""
         transcriber = self.transcriber
         if transcriber is None:
             raise ConfigError("this server has no recogniser. Start it with --recogniser RUN.")
+        with self.place(), tempfile.NamedTemporaryFile(prefix="myxtts-") as file:
+            path = Path(file.name)
+            path.write_bytes(recording)
 
-        def text() -> str:
-            check_recording(path, *RECORDING)
-            return transcriber(read_recording(path, *RECORDING))
+            def text() -> str:
+                check_recording(path, *RECORDING)
+                return transcriber(read_recording(path, *RECORDING))
 
-        return await self.run(text)
+            return await self.run(text)
 
 
 class _Sound(StreamingResponse):
@@ -175,10 +178,7 @@ class Web:
             upload = form.get("file")
             if upload is None or isinstance(upload, str):
                 raise DataError("there is no recording. Give it as the form's field `file`.")
-            with self._desk.place(), tempfile.NamedTemporaryFile(prefix="myxtts-") as file:
-                file.write(await upload.read())
-                file.flush()
-                text = await self._desk.transcribe(Path(file.name))
+            text = await self._desk.transcribe(await upload.read())
             form_of_answer = form.get("response_format", "json")
         return PlainTextResponse(text) if form_of_answer == "text" else JSONResponse({"text": text})
 

@@ -1,8 +1,7 @@
 """Wyoming, the protocol of Home Assistant's voices, for a desk."""
 
-import tempfile
+import io
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,11 +74,10 @@ class _Connection(AsyncEventHandler):
             await self.write_event(AudioStop().event())
 
     async def _transcribe(self) -> None:
-        sound, recorded = self._recording, bytes(self._recorded)
-        with self._desk.place(), tempfile.NamedTemporaryFile(suffix=".wav") as file:
-            samples = np.frombuffer(recorded, np.int16).reshape(-1, sound.channels)
-            soundfile.write(file.name, samples, sound.rate)
-            text = await self._desk.transcribe(Path(file.name))
+        sound, wav = self._recording, io.BytesIO()
+        samples = np.frombuffer(bytes(self._recorded), np.int16).reshape(-1, sound.channels)
+        soundfile.write(wav, samples, sound.rate, format="WAV")
+        text = await self._desk.transcribe(wav.getvalue())
         await self.write_event(Transcript(text).event())
 
     def _info(self) -> Info:

@@ -249,13 +249,8 @@ class _Builder:
         return self.add("Pad", x, pads, *filter(None, [value]))
 
     def split(self, x: str, axis: int, sizes: Sequence[int]) -> list[str]:
-        ends = np.cumsum([0, *sizes])
-        axis_name = self.constant([axis])
-        bounds = pairwise(ends)
-        return [
-            self.add("Slice", x, self.constant([a]), self.constant([b]), axis_name)
-            for a, b in bounds
-        ]
+        ends = [self.constant([end]) for end in np.cumsum([0, *sizes])]
+        return [self.add("Slice", x, *pair, self.constant([axis])) for pair in pairwise(ends)]
 
     def gather(self, operation: tf.Operation, x: str, index: str, axis: str) -> str:
         batch = operation.get_attr("batch_dims")
@@ -272,25 +267,10 @@ class _Builder:
         return self.add("Min", a, b)
 
 
-def _cumulative(b: _Builder, operation: tf.Operation, x: str, axis: str) -> str:
-    flags = {name: int(operation.get_attr(name)) for name in ("exclusive", "reverse")}
-    return b.add("CumSum", x, axis, **flags)
-
-
 def _split(b: _Builder, operation: tf.Operation, axis: str, x: str) -> list[str]:
     index = int(b.value(axis))
     size = operation.inputs[1].shape[index] // operation.get_attr("num_split")
     return b.split(x, index, [size] * operation.get_attr("num_split"))
-
-
-def _unpack(b: _Builder, operation: tf.Operation, x: str) -> list[str]:
-    axis = operation.get_attr("axis")
-    indices = range(operation.get_attr("num"))
-    return [b.add("Gather", x, b.constant(np.int64(i)), axis=axis) for i in indices]
-
-
-def _squeeze(b: _Builder, operation: tf.Operation, x: str) -> str:
-    return b.add("Squeeze", x, b.constant(operation.get_attr("squeeze_dims")))
 
 
 _OTHER: dict[str, Callable] = {
@@ -301,11 +281,18 @@ _OTHER: dict[str, Callable] = {
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _Builder.pad),
     "GatherV2": _Builder.gather,
     "Minimum": _Builder.smaller,
-    "Cumsum": _cumulative,
+    "Cumsum": lambda b, operation, x, axis: b.add(
+        "CumSum", x, axis, **{k: int(operation.get_attr(k)) for k in ("exclusive", "reverse")}
+    ),
     "Split": _split,
     "SplitV": lambda b, _, x, sizes, axis: b.split(x, int(b.value(axis)), b.value(sizes)),
-    "Unpack": _unpack,
-    "Squeeze": _squeeze,
+    "Unpack": lambda b, operation, x: [
+        b.add("Gather", x, b.constant(np.int64(i)), axis=operation.get_attr("axis"))
+        for i in range(operation.get_attr("num"))
+    ],
+    "Squeeze": lambda b, operation, x: b.add(
+        "Squeeze", x, b.constant(operation.get_attr("squeeze_dims"))
+    ),
     "ConcatV2": lambda b, _, *inputs: b.add("Concat", *inputs[:-1], axis=int(b.value(inputs[-1]))),
     "ExpandDims": lambda b, _, x, axis: b.add(
         "Unsqueeze", x, b.constant(b.value(axis).reshape(-1))

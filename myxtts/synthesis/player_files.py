@@ -3,6 +3,7 @@
 The graph has no complex numbers and needs no further input: see `onnx_graph`, `litert_graph`.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -82,9 +83,10 @@ def write_player_files(
         graph = vocoder_graph(run, device)
     else:
         vocoder = choice.load(device)
-        kinds = (NetworkVocoder, OnnxVocoder) if form == "onnx" else NetworkVocoder
+        is_onnx = form == "onnx"
+        kinds = (NetworkVocoder, OnnxVocoder) if is_onnx else NetworkVocoder
         if not isinstance(vocoder, kinds):
-            needed = "a trained vocoder" if form == "onnx" else "the run of a vocoder"
+            needed = "a trained vocoder" if is_onnx else "the run of a vocoder"
             raise ConfigError(
                 f"--format {form} needs {needed}, but {run.path} would use"
                 f" {vocoder.description}. Give the run of a vocoder with --vocoder."
@@ -93,7 +95,7 @@ def write_player_files(
         mels = speaker_mels(run, references)
         graph, document = voice_graph(run, vocoder, mels, language, device)
         speakers = f", language {language}, speakers {', '.join(mels)}"
-        if form == "onnx":
+        if is_onnx:
             write_whole(folder / "tokens.txt", piper.token_lines(document).encode())
     table = write_models(form, graph, folder, name, document)
     source = f"step {run.record.step} of {name}"
@@ -228,42 +230,51 @@ def with_vocoder(model, vocoder: OnnxVocoder):
     return joined
 
 
-def matrices(variables) -> list[np.ndarray]:
-    """Return the larger variables of two or three dimensions, as graphs multiply by them."""
+def trained_names(model, variables: Sequence[Any]) -> set[str]:
+    """Return the names of the constants that are trained matrices, as graphs multiply by them.
+
+    They are the larger variables of two or three dimensions.
+    """
+    from onnx import numpy_helper
+
     arrays = [np.asarray(v) for v in variables if v.shape.rank in (2, 3)]
-    return [array.reshape(-1, array.shape[-1]) for array in arrays if array.size >= MIN_REDUCED]
+    matrices = (x.reshape(-1, x.shape[-1]) for x in arrays if x.size >= MIN_REDUCED)
+    known = {matrix.tobytes() for matrix in matrices}
+    constants = ((x.name, numpy_helper.to_array(x)) for x in model.graph.initializer)
+    return {name for name, array in constants if array.tobytes() in known}
 
 
-def trained_names(model, weights: Sequence[np.ndarray]) -> set[str]:
-    """Return the names of the constants that are trained matrices."""
+def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
+    """Return the models of a graph by KINDS; the smaller ones reduce trained matrices."""
     import onnx
 
-    known = {array.tobytes() for array in weights}
-    arrays = ((x.name, onnx.numpy_helper.to_array(x)) for x in model.graph.initializer)
-    return {name for name, array in arrays if array.tobytes() in known}
+    model = onnx_graph(graph.traced, name, graph.output, graph.metadata)
+    if graph.vocoder:
+        model = with_vocoder(model, graph.vocoder)
+    trained = trained_names(model, graph.variables)
+    whole = model.SerializeToString()
+    models = whole, float16_model(onnx.load_from_string(whole), trained), int8_model(model, trained)
+    return dict(zip(KINDS, models, strict=True))
 
 
-def write_float16(model, trained: Collection[str], path: Path) -> None:
-    """Write a model whose trained matrices are in float16, and multiplied in float32."""
-    import onnx
+def float16_model(model, trained: Collection[str]) -> bytes:
+    """Put trained matrices of a model into float16; they are multiplied in float32."""
+    from onnx import TensorProto, helper, numpy_helper
 
-    halved = onnx.ModelProto()
-    halved.CopyFrom(model)
     casts = []
-    for tensor in halved.graph.initializer:
+    for tensor in model.graph.initializer:
         if (name := tensor.name) in trained:
-            array = onnx.numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, f"{name}_float16"))
-            kind = onnx.TensorProto.FLOAT
-            casts.append(onnx.helper.make_node("Cast", [tensor.name], [name], to=kind))
-    nodes = [*casts, *halved.graph.node]
-    del halved.graph.node[:]
-    halved.graph.node.extend(nodes)
-    onnx.save(halved, path)
+            array = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(array, f"{name}_float16"))
+            casts.append(helper.make_node("Cast", [tensor.name], [name], to=TensorProto.FLOAT))
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model.SerializeToString()
 
 
-def write_int8(model, trained: set[str], path: Path) -> None:
-    """Write a model that multiplies by its trained matrices in 8 bits (dynamic quantisation)."""
+def int8_model(model, trained: set[str]) -> bytes:
+    """Let a model multiply by its trained matrices in 8 bits (dynamic quantisation)."""
     from onnxruntime.quantization import QuantType, quant_utils, quantize_dynamic
 
     # Says that nothing is to be prepared: or else it warns about each model.
@@ -271,7 +282,9 @@ def write_int8(model, trained: set[str], path: Path) -> None:
     products = (node for node in model.graph.node if node.op_type == "MatMul")
     nodes = [node.name for node in products if trained.intersection(node.input)]
     types = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
-    quantize_dynamic(model, path, per_channel=True, nodes_to_quantize=nodes, **types)
+    with tempfile.NamedTemporaryFile(prefix="myxtts-") as file:
+        quantize_dynamic(model, file.name, per_channel=True, nodes_to_quantize=nodes, **types)
+        return Path(file.name).read_bytes()
 
 
 def write_models(
@@ -281,46 +294,19 @@ def write_models(
     expected = graph.traced(*map(tf.constant, graph.example.values()))
     if graph.vocoder:
         expected = graph.vocoder.synthesize(tf.transpose(expected, graph.vocoder.order), None)
-    write, load, extension = _FORMS[form]
+    models_of, load, extension = _FORMS[form]
     rows = []
-    for path in write(graph, folder / f"{name}.{extension}"):
+    for kind, model in models_of(graph, name).items():
+        stem = name if kind == "float32" else f"{name}-{kind}"
+        path = folder / f"{stem}.{extension}"
+        write_whole(path, model)
         if document is not None:
             write_json(path.with_name(f"{path.name}.json"), document)
         wave, seconds = measured(load(path), graph.example)
         factor = seconds / (wave.size / SAMPLE_RATE_HZ)
-        size = path.stat().st_size / 1e6
-        rows.append(
-            f"| {path.name} | {size:.1f} | {factor:.3f} | {difference(wave, expected.numpy())} |"
-        )
+        figures = f"{len(model) / 1e6:.1f} | {factor:.3f} | {difference(wave, expected.numpy())}"
+        rows.append(f"| {path.name} | {figures} |")
     return "\n".join(rows)
-
-
-def _variant(path: Path, kind: str) -> Path:
-    return path if kind == "float32" else path.with_stem(f"{path.stem}-{kind}")
-
-
-def write_onnx(graph: Graph, path: Path) -> list[Path]:
-    """Write a graph in float32 as `path`, and its smaller variants; return their paths."""
-    import onnx
-
-    model = onnx_graph(graph.traced, path.stem, graph.output, graph.metadata)
-    if graph.vocoder:
-        model = with_vocoder(model, graph.vocoder)
-    trained = trained_names(model, matrices(graph.variables))
-    paths = [_variant(path, kind) for kind in KINDS]
-    onnx.save(model, paths[0])
-    write_float16(model, trained, paths[1])
-    write_int8(model, trained, paths[2])
-    return paths
-
-
-def write_litert(graph: Graph, path: Path) -> list[Path]:
-    """Write a graph as LiteRT; see `write_onnx`."""
-    paths = []
-    for kind, model in litert_models(graph.traced, graph.output).items():
-        paths.append(_variant(path, kind))
-        write_whole(paths[-1], model)
-    return paths
 
 
 def load_litert(path: Path) -> Callable:
@@ -332,7 +318,10 @@ def load_litert(path: Path) -> Callable:
     return lambda inputs: next(iter(speak(**inputs).values()))
 
 
-_FORMS = {"onnx": (write_onnx, load_onnx, "onnx"), "litert": (write_litert, load_litert, "tflite")}
+_FORMS: dict[str, tuple[Callable, Callable, str]] = {
+    "onnx": (onnx_models, load_onnx, "onnx"),
+    "litert": (lambda graph, _: litert_models(graph.traced, graph.output), load_litert, "tflite"),
+}
 
 
 def measured(speak: Callable, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:

@@ -30,12 +30,8 @@ COMING_FROM = DOCS / "guides" / "coming_from.md"
 FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times", "--resv-ports", "--nnodes"}
 FOREIGN_FLAGS |= {"--nproc-per-node", "--master-addr", "--map-by"}
 FOREIGN_FLAGS |= {"--requeue", "--signal", "--time"}
-FOREIGN_FLAGS |= {
-    "--voice",
-    "--data-dir",
-    "--uri",
-    "--bind",
-}  # of wyoming-piper, and of http.server
+# Of wyoming-piper, and of http.server.
+FOREIGN_FLAGS |= {"--voice", "--data-dir", "--uri", "--bind", "--directory"}
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
-from myxtts.synthesis import litert_graph, piper, player_files, portable_functions
+from myxtts.synthesis import litert_graph, page, piper, player_files, portable_functions
 from myxtts.synthesis.portable_functions import Complex
 from myxtts.synthesis.spoken_text import fade_ends, voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
+from myxtts.text.frontend import TextFrontend
 from myxtts.training.runs import TrainedRun
 from tests import onnx_voice
 from tests.fixtures import entered, temporary_folder
@@ -50,6 +51,14 @@ class PlayerIdsTest(unittest.TestCase):
         table = piper.player_ids("a_$")
         self.assertEqual(table.of_point, {"_": 0, "^": 1, "$": 2, "a": 3})
         self.assertEqual((table.marks, table.symbol.tolist()[:4]), (0, [0, 1, 2, 3]))
+
+    def test_players_of_characters_find_capitals_and_other_spellings(self):
+        table = piper.player_ids("aé,'")
+        texts = "fa", "fa", ["one"], TextFrontend("characters"), "aé,'"
+        ids = piper.voice_document(table, *texts)["phoneme_id_map"]
+        for other, same in (("A", "a"), ("E", "e"), ("،", ","), ("’", "'")):
+            self.assertEqual(ids[other], ids[same])
+        self.assertNotIn("؛", ids)
 
 
 class PortableOperationsTest(unittest.TestCase):
@@ -90,6 +99,15 @@ class PortableOperationsTest(unittest.TestCase):
         )
 
 
+def write_node_modules(folder: Path) -> Path:
+    """Write files in place of those of npm; return their folder."""
+    for package, names in (("onnxruntime-web", page.RUNTIME), ("espeak-ng", page.ESPEAK)):
+        (folder / package / "dist").mkdir(parents=True)
+        for name in names:
+            (folder / package / "dist" / name).write_bytes(b"")
+    return folder
+
+
 @unittest.skipUnless(HAS_PACKAGES, " and ".join(PACKAGES))
 class OnnxTest(unittest.TestCase):
     """A voice of two speakers with its vocoder, and a vocoder, exported by the program."""
@@ -103,7 +121,10 @@ class OnnxTest(unittest.TestCase):
         cls.flags = onnx_voice.write_runs(cls.folder, LETTERS, ("en", "ka"))
         entered(cls.addClassCleanup, onnx_voice.small_networks())
         with onnx_voice.remembered_graphs() as graphs:
-            cls.result = cls.program("--out", str(cls.folder / "voice"), *cls.flags)
+            npm = "--node-modules", str(write_node_modules(cls.folder / "npm"))
+            cls.result = cls.program(
+                "--format", "web", *npm, "--out", str(cls.folder / "voice"), *cls.flags
+            )
         (cls.graph,) = graphs
 
     @classmethod
@@ -122,7 +143,10 @@ class OnnxTest(unittest.TestCase):
             f"run{kind}.onnx{json}" for kind in ("", "-float16", "-int8") for json in ("", ".json")
         }
         found = {path.name for path in (self.folder / "voice").iterdir()}
-        self.assertEqual(found, names | {"tokens.txt", "README.md"})
+        others = {"tokens.txt", "README.md", "index.html", *page.RUNTIME, *page.ESPEAK}
+        self.assertEqual(found, names | others)
+        html = (self.folder / "voice/index.html").read_text("utf-8")
+        self.assertIn('data-voice="run.onnx"', html)
 
     def test_waves_of_twenty_texts_match_tensorflow(self):
         session = self.session("run.onnx")
@@ -188,6 +212,8 @@ class OnnxTest(unittest.TestCase):
             ("--reference low", "must be NAME=FILE"),
             (f"--run {self.vocoder_folder} --language en", "--format onnx"),
             ("--format savedmodel --language en", "--format onnx"),
+            ("--format web --node-modules nowhere", "`npm install onnxruntime-web espeak-ng`"),
+            (f"--format web --run {self.vocoder_folder}", "vocoder"),
         ):
             with self.subTest(flags=flags):
                 code, message = self.program("--out", str(self.folder / "new"), *flags.split())

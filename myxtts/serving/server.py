@@ -26,13 +26,13 @@ from myxtts.data.audio_file import RECORDING, REFERENCE, check_recording, read_r
 from myxtts.errors import ConfigError, DataError, UserError
 from myxtts.serving.sound import FORMS, Encoder
 from myxtts.serving.speakers import Speaker
+from myxtts.synthesis.page import PAGE
 
 MAX_CHARACTERS = 4096  # of a text, as OpenAI's
 MAX_BODY_BYTES = 25_000_000
 MAX_REQUESTS = 64  # that are spoken or wait
 REFRESH_S = 5.0
 SHUTDOWN_S = 5  # for what is being spoken
-PAGE = Path(__file__).with_name("page.html")
 
 Transcribe = Callable[[np.ndarray], str]
 Result = TypeVar("Result")

@@ -27,6 +27,7 @@ from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.report.reporter import disk_errors
+from myxtts.synthesis.page import npm_files, write_page
 from myxtts.synthesis.player_files import write_player_files
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
@@ -61,12 +62,14 @@ def export_run(
     form: str = "savedmodel",
     references: Mapping[str, Sequence[Path]] | None = None,
     language: str | None = None,
+    node_modules: Path = Path("node_modules"),
 ) -> None:
-    """Write a voice or a vocoder as a SavedModel that names no device, or as ONNX or LiteRT.
+    """Write a voice or a vocoder as a SavedModel that names no device, or as files for players.
 
     Raises UserError if the run, the vocoder or the output is unusable. The folder `out` appears
-    only when it is complete. Speakers by name and the language are those of the last two. The
-    other arguments are those of `Synthesizer`.
+    only when it is complete. Speakers by name and the language are those of such files; "web" is
+    "onnx" with a page and what it needs of `node_modules`. The other arguments are those of
+    `Synthesizer`.
     """
     check_new_folder(out)
     trained = TrainedRun.open(run, checkpoint)
@@ -80,9 +83,13 @@ def export_run(
         )
     if (references or language) and (form == "savedmodel" or choice is None):
         raise ConfigError(
-            "--reference and --language are for voices with --format onnx or litert. Leave them"
-            " out."
+            "--reference and --language are for voices with --format onnx, web or litert. Leave"
+            " them out."
         )
+    npm = {}
+    if form == "web":
+        trained.check_task("tts")
+        npm = npm_files(node_modules, trained.record.settings.data.text_frontend)
     placement = plan_routes(PlacementConfig(), gpu_count=0)
     devices.configure(placement)
     device = placement.routes[0].model
@@ -92,6 +99,8 @@ def export_run(
                 write_player_files(
                     form, trained, choice, folder, device, references or {}, language
                 )
+                if form == "web":
+                    write_page(folder, f"{trained.path.name}.onnx", npm)
         elif choice is None:
             write_export(vocoder_export(trained, device), out)
         else:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.models.xtts import TEMPERATURE, XTTS, SpeakerCondition, SynthesisOptions
 from myxtts.synthesis.spoken_text import FADE_S, FRONTEND, SCALES
-from myxtts.text.frontend import TextFrontend
+from myxtts.text.frontend import SPELLINGS, TextFrontend
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 
 NOISE_SCALE, LENGTH_SCALE, NOISE_W = SCALES
@@ -154,9 +154,11 @@ def voice_document(
     kind = "text" if is_text else "espeak"
     rows = {name: row for row, name in enumerate(speakers)}
     ids = {point: [number] for point, number in table.of_point.items()}
-    if is_text:  # a player does not write them in lower case
-        capitals = {point.upper(): number for point, number in ids.items()}
-        ids = {point: number for point, number in capitals.items() if len(point) == 1} | ids
+    if is_text:  # a player changes neither capitals nor quotes, dashes and marks
+        others = {point.upper(): number for point, number in ids.items()}
+        spellings = {chr(row): ids.get(mark.strip()) for row, mark in SPELLINGS.items()}
+        others |= {point: number for point, number in spellings.items() if number}
+        ids = {point: number for point, number in others.items() if len(point) == 1} | ids
     return {
         "audio": {"sample_rate": SAMPLE_RATE_HZ, "quality": "medium"},
         "espeak": {"voice": espeak_voice},

@@ -32,7 +32,8 @@ from myxtts.text.languages import choose_language
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID
 from myxtts.training.runs import TrainedRun, VocoderChoice
 
-PACKAGES = {"onnx": ("onnx", "onnxruntime"), "litert": ("ai_edge_litert",)}
+_OF_ONNX = "onnx", "onnxruntime"
+PACKAGES = {"onnx": _OF_ONNX, "web": _OF_ONNX, "litert": ("ai_edge_litert",)}
 # Smaller tensors are biases and the like.
 MIN_REDUCED = 1024
 REPEATS = 3
@@ -83,7 +84,7 @@ def write_player_files(
         graph = vocoder_graph(run, device)
     else:
         vocoder = choice.load(device)
-        is_onnx = form == "onnx"
+        is_onnx = form != "litert"
         kinds = (NetworkVocoder, OnnxVocoder) if is_onnx else NetworkVocoder
         if not isinstance(vocoder, kinds):
             needed = "a trained vocoder" if is_onnx else "the run of a vocoder"
@@ -318,8 +319,10 @@ def load_litert(path: Path) -> Callable:
     return lambda inputs: next(iter(speak(**inputs).values()))
 
 
+_ONNX = onnx_models, load_onnx, "onnx"
 _FORMS: dict[str, tuple[Callable, Callable, str]] = {
-    "onnx": (onnx_models, load_onnx, "onnx"),
+    "onnx": _ONNX,
+    "web": _ONNX,
     "litert": (lambda graph, _: litert_models(graph.traced, graph.output), load_litert, "tflite"),
 }
 

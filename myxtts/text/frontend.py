@@ -26,7 +26,7 @@ Frontend = Literal["phonemes", "characters"]
 # Zero width, but they change Persian and Indic words.
 _JOINERS = "\u200c\u200d"
 # Marks of Arabic, Urdu, Chinese, Japanese, Hindi, Armenian and Georgian have Latin equivalents.
-_SPELLINGS = str.maketrans(
+SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞", '"'),
         **dict.fromkeys("‘’‚‛‹›ʼ", "'"),
@@ -119,7 +119,7 @@ def normalise_text(text: str) -> str:
     """Normalise a text: NFC, single spaces, one kind of each quote, dash and mark, and no control
     or format characters but for joiners.
     """
-    text = unicodedata.normalize("NFC", " ".join(_stream_safe(text).split())).translate(_SPELLINGS)
+    text = unicodedata.normalize("NFC", " ".join(_stream_safe(text).split())).translate(SPELLINGS)
     text = "".join(
         c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS
     )

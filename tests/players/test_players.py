@@ -20,18 +20,15 @@ from wyoming.audio import AudioChunk, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
-from myxtts.serving.speakers import ExportedSpeaker
 from myxtts.synthesis.spoken_text import voice_inputs
 from tests.fixtures import DEADLINE_S
-from tests.players.voice import TEXT, voice_folder
+from tests.players.voice import TEXT, exported_voice
 
 
 class PlayersTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = voice_folder(cls.addClassCleanup)
-        speaker = ExportedSpeaker(cls.folder)
-        cls.model = cls.folder / f"{speaker.name}.onnx"
+        speaker, cls.model = exported_voice()
         cls.voice = piper.PiperVoice.load(cls.model)
         (cls.phonemes,) = cls.voice.phonemize(TEXT)
         cls.ids = cls.voice.phonemes_to_ids(cls.phonemes)
@@ -49,7 +46,7 @@ class PlayersTest(unittest.TestCase):
 
     def test_sherpa_onnx(self):
         vits = sherpa_onnx.OfflineTtsVitsModelConfig(
-            model=str(self.model), tokens=str(self.folder / "tokens.txt")
+            model=str(self.model), tokens=str(self.model.with_name("tokens.txt"))
         )
         config = sherpa_onnx.OfflineTtsConfig(sherpa_onnx.OfflineTtsModelConfig(vits=vits))
         options = sherpa_onnx.GenerationConfig()
@@ -64,7 +61,7 @@ class PlayersTest(unittest.TestCase):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        folder, uri = str(self.folder), f"tcp://127.0.0.1:{port}"
+        folder, uri = str(self.model.parent), f"tcp://127.0.0.1:{port}"
         command = [sys.executable, "-m", "wyoming_piper", "--voice", self.model.stem]
         command += ["--data-dir", folder, "--uri", uri, "--no-streaming"]
         server = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -1,7 +1,6 @@
 """Clients of others talk to `myxtts serve`: openai, Wyoming's, and Chromium on the page.
 
-VOICE=FOLDER serves an export of your own; REQUESTS=1000 sends more; SCREENSHOTS=FOLDER keeps what
-the page looks like.
+VOICE=FOLDER serves an export of your own; REQUESTS=1000 sends more; see `voice` for SCREENSHOTS.
 """
 
 import asyncio
@@ -12,6 +11,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +20,22 @@ from pathlib import Path
 import numpy as np
 import openai
 import soundfile
+import uvicorn
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.serving.speakers import ExportedSpeaker
+from myxtts.serving.server import Desk, Web
 from tests.fixtures import DEADLINE_S, temporary_folder
 from tests.players.test_players import spoken
-from tests.players.voice import CHROMIUM, TEXT, chromium, voice_folder
+from tests.players.voice import (
+    CHROMIUM,
+    TEXT,
+    check_page,
+    chromium,
+    exported_voice,
+    keep_screenshot,
+    spoken_samples,
+)
+from tests.test_serving import SENTENCE_S, Humming
 
 LONG_TEXT = " ".join([TEXT] * 5)
 CLIENTS = 8
@@ -39,12 +49,11 @@ def resident_mb(pid: int) -> float:
 class ServerTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = voice_folder(cls.addClassCleanup)
-        cls.speaker = ExportedSpeaker(folder)
+        cls.speaker, model = exported_voice()
         with socket.create_server(("127.0.0.1", 0)) as free:
             cls.wyoming_port = free.getsockname()[1]
-        command = [sys.executable, "-m", "myxtts", "serve", "--model", str(folder), "--port", "0"]
-        command += ["--wyoming-port", str(cls.wyoming_port)]
+        command = [sys.executable, "-m", "myxtts", "serve", "--model", str(model.parent)]
+        command += ["--port", "0", "--wyoming-port", str(cls.wyoming_port)]
         started_s = time.perf_counter()
         cls.server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         cls.addClassCleanup(cls.server.communicate)
@@ -120,29 +129,51 @@ class ServerTest(unittest.TestCase):
 
     @unittest.skipUnless(CHROMIUM, "Chromium")
     def test_page(self):
-        screenshots = Path(os.environ.get("SCREENSHOTS", temporary_folder(self.addCleanup)))
+        def look(page):
+            pcm = spoken_samples(page, TEXT)
+            expected = np.concatenate([*self.speaker.speak(TEXT)])
+            np.testing.assert_allclose(pcm / 32768, expected, atol=1e-4)
+            self.assertFalse(page.is_visible("#file"))
+            keep_screenshot(page, "page")
+            page.fill("#text", "①")
+            page.click("#speak")
+            page.wait_for_selector("#status.error")
+            keep_screenshot(page, "page-error")
+
         with chromium() as browser:
-            for theme in ("light", "dark"):
-                for width in (390, 1280):
-                    with self.subTest(theme=theme, width=width):
-                        size = {"width": width, "height": 800}
-                        page = browser.new_page(viewport=size, color_scheme=theme)
-                        errors = []
-                        page.on("pageerror", lambda error, errors=errors: errors.append(error))
-                        page.goto(self.url)
-                        page.fill("#text", TEXT)
-                        page.click("#speak")
-                        page.wait_for_selector("#player:not([hidden])")
-                        length_s = page.evaluate(
-                            "() => new Promise(done => { const wait = () => player.duration > 0"
-                            " ? done(player.duration) : setTimeout(wait, 50); wait() })"
-                        )
-                        expected_s = sum(map(len, self.speaker.speak(TEXT))) / SAMPLE_RATE_HZ
-                        self.assertAlmostEqual(length_s, expected_s, delta=0.05)
-                        page.screenshot(path=screenshots / f"{theme}-{width}.png")
-                        page.fill("#text", "①")
-                        page.click("#speak")
-                        page.wait_for_selector("#status.error")
-                        page.screenshot(path=screenshots / f"{theme}-{width}-error.png")
-                        self.assertLessEqual(page.evaluate("document.body.scrollWidth"), width)
-                        self.assertEqual(errors, [])
+            check_page(self, browser, self.url, look)
+
+
+@unittest.skipUnless(CHROMIUM, "Chromium")
+class ReferenceTest(unittest.TestCase):
+    """The page of a speaker that takes a recording, from a file or from Chromium's microphone."""
+
+    def test_page(self):
+        speaker, path = Humming(), temporary_folder(self.addCleanup) / "a.flac"
+        soundfile.write(path, np.zeros(48_000), 48_000)
+
+        def look(page):
+            page.set_input_files("#file", path)
+            keep_screenshot(page, "reference")
+            self.assertEqual(len(spoken_samples(page, "One.")), SENTENCE_S * SAMPLE_RATE_HZ)
+            self.assertAlmostEqual(speaker.reference, SAMPLE_RATE_HZ, delta=2)
+            page.select_option("#speaker", "high")
+            spoken_samples(page, "One. Two.")
+            self.assertIsNone(speaker.reference)
+            page.click("#record")
+            page.wait_for_timeout(1000)
+            page.click("#record")
+            page.wait_for_selector("#status:has-text('The recording')")
+            keep_screenshot(page, "recorded")
+            spoken_samples(page, "One. Two. Three.")
+            self.assertGreater(speaker.reference, SAMPLE_RATE_HZ / 2)
+
+        listening = socket.create_server(("127.0.0.1", 0))
+        app = Web(Desk(speaker)).application()
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(setattr, server, "should_exit", True)
+        with chromium() as browser:
+            check_page(self, browser, f"http://127.0.0.1:{listening.getsockname()[1]}", look)

@@ -308,7 +308,13 @@ class JobsTest(Case):
         self.heal("gpu1")
         self.run_folder.parent.rename(self.folder / "moved")
         self.run_folder = self.folder / "moved" / "own"
-        out = self.done(*flags, "--resume", "--runs-dir", str(self.folder / "moved"))
+        flags += ("--resume", "--runs-dir", str(self.folder / "moved"))
+        result = self.run_folder / "merged"
+        with RunFolder(result).locked():
+            self.assertIn("another process is training it", self.rejected(*flags))
+        # It was not renamed.
+        self.assertTrue(result.exists())
+        out = self.done(*flags)
         data = load(self.run_folder / "gpu1.yaml").data
         shards = [self.run_folder / "shards" / name for name in ("shard-1.csv", "held_out.csv")]
         self.assertEqual([Path(data.train_data), Path(data.val_data)], shards)
@@ -348,16 +354,6 @@ class JobsTest(Case):
                 self.launch(*flags)
         starts = (self.run_folder / "logs/gpu1_training.log").read_text().count("=== ")
         self.assertEqual(starts, 2)
-
-    def test_a_result_that_another_process_trains_is_not_renamed(self):
-        self.fault("gpu1", "kill", at=5)
-        flags = ("--gpus", "0", "1", "2")
-        self.assertEqual(self.launch(*flags)[0], 1)
-        self.heal("gpu1")
-        merged = self.run_folder / "merged"
-        with RunFolder(merged).locked():
-            self.assertIn("another process is training it", self.rejected("--resume", *flags))
-        self.assertTrue(merged.exists())
 
     def test_merge_worse_than_a_job_returns_1(self):
         (self.folder / "code").write_text("1")

@@ -3,6 +3,7 @@
 import csv
 import json
 import unittest
+from functools import cache
 from unittest import mock
 
 from tests import two_devices  # noqa: F401 - before TensorFlow starts
@@ -20,6 +21,9 @@ from tests.fixtures import FolderCase, reported
 from tests.sine_corpus import manifest_of, write_sound
 from tests.tiny import cached_networks, whole_run
 
+# Traced once for a network.
+ALIGNER = cache(forced_alignment.Aligner)
+
 
 class CommandTest(FolderCase):
     def setUp(self):
@@ -35,7 +39,11 @@ class CommandTest(FolderCase):
 
     def align(self, *flags: str) -> tuple[int, str]:
         argv = ["--run", str(self.run_folder), "--out", str(self.folder / "out"), *flags]
-        with mock.patch("myxtts.placement.devices.configure"), cached_networks():
+        with (
+            mock.patch("myxtts.placement.devices.configure"),
+            mock.patch.object(forced_alignment, "Aligner", ALIGNER),
+            cached_networks(),
+        ):
             return reported(lambda: align.main(argv))
 
     def test_times_are_those_in_the_recording(self):

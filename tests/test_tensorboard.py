@@ -9,7 +9,7 @@ from myxtts.report.reporter import TensorBoard
 from tests.fixtures import temporary_folder
 from tests.robustness.heap import bytes_in_use
 
-CALLS = 500
+CALLS = 250
 IMAGE, WAVE = np.zeros((4, 4, 3), np.uint8), np.zeros(100, np.float32)
 
 

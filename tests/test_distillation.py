@@ -6,28 +6,26 @@ import shutil
 import tempfile
 import unittest
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
-from fakes.copies import find_copies
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, check_batch
 from myxtts.commands import profile
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, TeacherConfig
 from myxtts.data.dataset import teacher_rows_of
-from myxtts.data.features import tts_extractor, vocoder_extractor
+from myxtts.data.features import tts_extractor
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
 from myxtts.data.pipeline import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.models.teacher import NullTeacher, TeacherModel
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
-from myxtts.placement.audit import audit, has_gpu_kernels
-from myxtts.tasks.alignment_choice import search_of
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Checkpoint, read_record
@@ -36,7 +34,14 @@ from myxtts.training.setup import OpenRun, Start
 from tests.fixtures import replace_arrays
 from tests.long import LONG, long
 from tests.tiny import Workspace, assert_same_arrays, build_model, features, on_device, small_models
-from tests.tiny_teacher import merge_evaluator, produced, spoken_inputs, untrained_teacher
+from tests.tiny_teacher import (
+    check_operations,
+    merge_evaluator,
+    produced,
+    spoken_inputs,
+    untrained_teacher,
+    write_voice,
+)
 from tests.two_devices import DATA, MODEL, TWO
 
 ROWS = [(3, 20), (5, 24), (0, 0)]
@@ -213,17 +218,18 @@ class Networks(unittest.TestCase):
 class TaughtFeatures(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.teachers = {device: untrained_teacher(device) for device in (DATA, MODEL)}
+        teacher_on = cache(partial(untrained_teacher, ode_steps=1, guidance=1.5))
         frames = np.array([40, 9, 30, 26], np.int32)
         counts = tf.constant([4, 3, 5, 5])
         cls.batch = spoken_inputs() | {"frames": frames, "token_count": counts}
         cls.batch["utterance_tokens"] = counts
-        cls.extractor = tts_extractor(load_teacher=cls.teachers.__getitem__, teacher_fraction=0.5)
-        cls.taught = produced(DATA, cls.extractor, cls.batch)
+        cls.extractor = tts_extractor(0.1, load_teacher=teacher_on, teacher_fraction=0.5)
+        cls.produce = trace_produce(DATA, cls.extractor)
+        cls.taught = produced(DATA, cls.extractor, cls.batch, cls.produce)
 
     def test_the_first_rows_are_recordings_and_the_others_are_spoken(self):
         check_batch(self.taught, TAUGHT_TTS_FEATURES, "test")
-        plain = produced(DATA, tts_extractor(), self.batch)
+        plain = produced(DATA, tts_extractor(0.1), self.batch)
         padded = plain["mel"].shape[1]
         self.assertEqual(self.taught["mel"].shape[1], padded + padded // 4)
         for name in ("mel", "f0_hz"):
@@ -250,34 +256,20 @@ class TaughtFeatures(unittest.TestCase):
             expected = np.atleast_1d(self.taught[name])[rows]
             np.testing.assert_array_equal(np.atleast_1d(value)[rows], expected, name)
 
+    def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
+        check_operations(self, self.produce)
+
+    @long
     def test_features_are_equal_bit_for_bit_on_each_device(self):
         for name, value in produced(MODEL, self.extractor, self.batch).items():
             np.testing.assert_array_equal(value, self.taught[name], name)
-
-
-class Placement(unittest.TestCase):
-    def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
-        if not has_gpu_kernels():
-            self.skipTest("this TensorFlow holds no GPU kernels")
-        voice = untrained_teacher(DATA, ode_steps=1, guidance=1.5)
-        voice.network.alignment_search = search_of("xla", "/GPU:0")
-        extractors = {
-            "distillation": tts_extractor(0.1, load_teacher=lambda _: voice, teacher_fraction=0.5),
-            "vocoder": vocoder_extractor(12, True, lambda _: voice),
-        }
-        for name, extractor in extractors.items():
-            with self.subTest(name):
-                function = trace_produce(DATA, extractor)
-                self.assertEqual(audit(function).host_only, ())
-                self.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])
 
 
 class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.workspace = Workspace.temporary(cls.addClassCleanup)
-        cls.voice = cls.workspace.run_dir("voice")
-        assert cls.workspace.train("voice", "--stop-at-step 0 --ode-steps 1").code == 0
+        cls.voice = write_voice(cls.workspace)
         cls.texts = cls.workspace.folder / "texts.txt"
         symbols = read_record(cls.voice / "checkpoints/step-000000").symbols
         lines = [f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip()]

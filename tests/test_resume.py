@@ -22,6 +22,7 @@ from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long
 from tests.tiny import Workspace, assert_same_arrays, train_in_fork, whole_run
+from tests.tiny_teacher import write_voice
 
 ROOT = Path(__file__).parents[1]
 # Measured since the last report.
@@ -86,12 +87,12 @@ class TaughtRun(Case):
     @long
     def test_fifty_steps_with_a_teacher_are_equal_in_every_placement_and_after_sigkill(self):
         workspace = Workspace.temporary(self.addCleanup)
-        self.assertEqual(workspace.train("voice", "--stop-at-step 0 --ode-steps 1").code, 0)
+        voice = write_voice(workspace)
         texts = workspace.folder / "texts.txt"
-        symbols = read_record(workspace.run_dir("voice") / "checkpoints/step-000000").symbols
+        symbols = read_record(voice / "checkpoints/step-000000").symbols
         lines = [f"{symbols[0] * 3}{symbol * 3}\n" for symbol in symbols if symbol.strip()]
         texts.write_text("".join(lines))
-        flags = ("--teacher", str(workspace.run_dir("voice")), f"--texts {texts} --max-steps 50")
+        flags = ("--teacher", str(voice), f"--texts {texts} --max-steps 50")
         argv = workspace.argv("killed", *flags, *DUAL, "--resume")
         with killed_at(27, argv, "small_models") as killed:
             for name, placement in (("single", SINGLE), ("dual", DUAL), ("reversed", REVERSED)):

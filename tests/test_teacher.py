@@ -14,6 +14,7 @@ from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, check_batch
 from myxtts.config.schema import Config, DataConfig, ModelConfig, TeacherConfig
 from myxtts.data.features import FeatureExtractor, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
+from myxtts.data.pipeline import trace_produce
 from myxtts.errors import ConfigError
 from myxtts.models.teacher import NullTeacher
 from myxtts.models.vocoder import Vocoder, fluctuation
@@ -25,7 +26,14 @@ from myxtts.training.warm_start import Pretrained, load_pretrained
 from tests.fixtures import entered, make_record, replace_arrays
 from tests.long import long
 from tests.tiny import Workspace, assert_same_arrays, features, on_device
-from tests.tiny_teacher import merge_evaluator, produced, spoken_inputs, untrained_teacher
+from tests.tiny_teacher import (
+    check_operations,
+    merge_evaluator,
+    produced,
+    spoken_inputs,
+    untrained_teacher,
+    write_voice,
+)
 from tests.tiny_vocoder import FRAMES, SEGMENT, build, small_vocoders, vocoder, vocoder_features
 from tests.two_devices import DATA, MODEL
 
@@ -38,7 +46,11 @@ class TaughtFeatures(unittest.TestCase):
         cls.batch = spoken_inputs()
         cls.teachers = {device: untrained_teacher(device) for device in (DATA, MODEL)}
         cls.extractor = vocoder_extractor(SEGMENT, True, cls.teachers.__getitem__)
-        cls.taught = produced(DATA, cls.extractor, cls.batch)
+        cls.produce = trace_produce(DATA, cls.extractor)
+        cls.taught = produced(DATA, cls.extractor, cls.batch, cls.produce)
+
+    def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
+        check_operations(self, self.produce)
 
     def test_the_mel_alone_differs_from_the_features_without_a_teacher(self):
         check_batch(self.taught, TAUGHT_VOCODER_FEATURES, "test")
@@ -150,8 +162,7 @@ class Runs(unittest.TestCase):
     def setUpClass(cls):
         cls.workspace = Workspace.temporary(cls.addClassCleanup)
         entered(cls.addClassCleanup, small_vocoders())
-        cls.voice = cls.workspace.run_dir("voice")
-        assert cls.workspace.train("voice", "--stop-at-step 0 --ode-steps 1").code == 0
+        cls.voice = write_voice(cls.workspace)
         flags = f"--task vocoder --teacher {cls.voice} --vocoder-segment-seconds 0.2 --max-steps 4"
         flags += " --validation-fraction 0.25 --checkpoint-every 2 --validate-every 4"
         cls.flags = [*flags.split(), "--sample-every", "4"]

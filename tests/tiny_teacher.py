@@ -1,25 +1,66 @@
-"""A teacher without training, and what a producer makes with it."""
+"""Teachers without training, as networks and as a run, and what a producer makes with one."""
 
+import unittest
 from collections.abc import Callable
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from fakes.copies import find_copies
 from fakes.toy import traced_once
+from myxtts.commands import train
 from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor
+from myxtts.data.pipeline import ProduceFunction
 from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
 from myxtts.local_sgd.merge import read_input
 from myxtts.models.teacher import TeacherModel
-from myxtts.tasks.registry import length_rule_of
-from tests.tiny import build_model, replicas_on, small_models
+from myxtts.placement.audit import audit, has_gpu_kernels
+from myxtts.tasks.alignment_choice import search_of
+from myxtts.tasks.registry import length_rule_of, task_of
+from myxtts.training.checkpoint_files import digest_of
+from myxtts.training.setup import run_record
+from tests.tiny import (
+    Workspace,
+    build_model,
+    replicas_on,
+    save_checkpoint,
+    small_models,
+    training_state,
+)
 from tests.tiny_vocoder import vocoder_inputs
 from tests.two_devices import MODEL
 
 
 def untrained_teacher(device: str, ode_steps: int = 2, guidance: float = 1.0) -> TeacherModel:
-    return TeacherModel(build_model(device=device), ode_steps, guidance)
+    """Return a teacher that aligns as on a GPU, so that what it is traced in can be audited."""
+    network = build_model(device=device)
+    network.alignment_search = search_of("xla", "/GPU:0")
+    return TeacherModel(network, ode_steps, guidance)
+
+
+def check_operations(case: unittest.TestCase, function) -> None:
+    """Check that every operation has a GPU kernel, and no value returns to the host."""
+    if not has_gpu_kernels():
+        case.skipTest("this TensorFlow holds no GPU kernels")
+    case.assertEqual(audit(function).host_only, ())
+    case.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])
+
+
+def write_voice(workspace: Workspace) -> Path:
+    """Write the run `voice`, with its initial weights in a checkpoint of step 0."""
+    config, _ = train.parse(workspace.argv("voice", "--ode-steps 1"))
+    run = workspace.run_dir("voice")
+    corpus, _, vocabulary = load_corpora(config, run, length_rule_of(config))
+    keras.utils.set_random_seed(0)
+    with small_models(), replicas_on(MODEL).scope():
+        network = task_of(config).build(config, vocabulary)
+    digest = digest_of({v.path: v.numpy() for v in network.variables})
+    record = run_record(config, corpus, vocabulary, None, digest)
+    save_checkpoint(run, record, training_state(network))
+    return run
 
 
 def spoken_inputs() -> dict:
@@ -45,8 +86,11 @@ def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
         return make_evaluator(inputs, held_out.manifest, config, replicas_on(MODEL).routes[0], run)
 
 
-def produced(device: str, extractor: FeatureExtractor, batch: dict) -> dict[str, np.ndarray]:
+def produced(
+    device: str, extractor: FeatureExtractor, batch: dict, produce: ProduceFunction | None = None
+) -> dict[str, np.ndarray]:
     """Return the features that a producer makes of a batch, which may have more fields."""
+    produce = produce or traced_once(device, extractor)
     with tf.device(device):
         batch = {name: tf.identity(batch[name]) for name in extractor.inputs}
-    return {name: value.numpy() for name, value in traced_once(device, extractor)(batch)[0].items()}
+    return {name: value.numpy() for name, value in produce(batch)[0].items()}

@@ -244,12 +244,16 @@ class Step:
                 self._idle_s.assign_add(tf.reduce_max(ready_s) - ready_s)
         outcome, is_finite, *skipped = (result[0] for result in results)
 
-        def follow(average, variable):
-            average.assign_sub((1.0 - ema_decay) * (average - variable))
+        def follow(_, averages, variables):
+            for average, variable in zip(averages, variables, strict=True):
+                average.assign_sub((1.0 - ema_decay) * (average - variable))
 
         # There are no averages, or one of each trained variable of the network.
-        for average, variable in zip(state.averages, state.groups[0].trained, strict=False):
-            replicas.strategy.extended.update(average, follow, (variable.value,), group=False)
+        if state.averages:
+            trained = tuple(variable.value for variable in state.groups[0].trained)
+            # All in one call: tracing a call takes longer than what is done in it.
+            pairs = tuple(state.averages), trained
+            replicas.strategy.extended.update(state.averages[0], follow, pairs, group=False)
         for count in skipped:
             total = state.skipped_updates + count
             state.skipped_updates.assign(total)

@@ -22,9 +22,6 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
-    class NVMLError_NotFound(NVMLError):
-        pass
-
     def __init__(self, *gpus):
         self.gpus = {gpu[0]: gpu for gpu in gpus}
 
@@ -32,9 +29,12 @@ class FakeNvml:
         if not self.gpus:
             raise self.NVMLError("Driver Not Loaded")
 
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return list(self.gpus)[index]
+
     def nvmlDeviceGetHandleByUUID(self, name):
         if name not in self.gpus:
-            raise self.NVMLError_NotFound("Not Found")
+            raise self.NVMLError("Not Found")
         return name
 
     def nvmlDeviceGetIndex(self, handle):
@@ -67,15 +67,16 @@ H100 = ("GPU-b", b"NVIDIA H100", 81_559, 81_000, 9, [])
 MIG = ("MIG-c", "NVIDIA A100 MIG 1g.5gb", 4_864, 4_850, 8, None)
 
 
-def read(order: list[str], *gpus: int) -> dict[int, GpuMemory]:
-    return with_driver(order, read_memory, *gpus)
+def read(visible: str, *gpus: int) -> dict[int, GpuMemory]:
+    return with_driver(visible, read_memory, *gpus)
 
 
-def with_driver(order: list[str], function, *gpus: int):
-    """Return what a function finds about GPUs where CUDA has these UUIDs, in this order."""
+def with_driver(visible: str, function, *gpus: int, order: str = "PCI_BUS_ID"):
+    """Return what a function finds about GPUs with some environment of CUDA."""
+    environ = {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
     with (
         mock.patch.dict(sys.modules, pynvml=FakeNvml(L4, H100, MIG)),
-        mock.patch.object(gpu_memory, "cuda_uuids", lambda: order),
+        mock.patch.dict("os.environ", environ),
     ):
         return function(gpus)
 
@@ -86,18 +87,17 @@ def indices_in_driver(gpus: tuple[int, ...]) -> list[int]:
 
 class ReadMemoryTest(unittest.TestCase):
     def test_gpus_are_those_of_cuda_in_any_order_and_with_hidden_ones(self):
-        for order in (["a", "b"], ["b", "a"], ["b"], ["c", "b"]):
-            names = {"a": "NVIDIA L4", "b": "NVIDIA H100", "c": "NVIDIA A100 MIG 1g.5gb"}
-            actual = with_driver(order, indices_in_driver, *range(len(order)))
-            self.assertEqual(actual, ["abc".index(uuid) for uuid in order])
-            memory = read(order, *range(len(order)))
-            self.assertEqual([memory[gpu].name for gpu in memory], [names[uuid] for uuid in order])
+        cases = (("0,1", [0, 1]), ("1, 0", [1, 0]), ("1", [1]), ("MIG-c,1", [2, 1]))
+        for visible, expected in cases:
+            actual = with_driver(visible, indices_in_driver, *range(len(expected)))
+            self.assertEqual(actual, expected)
+        self.assertEqual(read("GPU-b", 0)[0].name, "NVIDIA H100")
 
     def test_memory_and_other_processes_are_read(self):
         expected = GpuMemory("NVIDIA L4", 23_034, 22_500, 8, (7, 8))
-        self.assertEqual(read(["a"], 0), {0: expected})
+        self.assertEqual(read("0", 0), {0: expected})
         with mock.patch("os.getpid", return_value=7):
-            self.assertEqual(read(["a"], 0)[0].processes, (8,))
+            self.assertEqual(read("0", 0)[0].processes, (8,))
 
     def test_without_a_driver_or_its_package_there_is_a_reason(self):
         reasons = ((None, "pip install nvidia-ml-py"), (FakeNvml(), "Driver Not Loaded"))
@@ -106,24 +106,22 @@ class ReadMemoryTest(unittest.TestCase):
             with mock.patch.dict(sys.modules, pynvml=module), failure:
                 read_memory([0])
         with self.assertRaisesRegex(DriverUnavailable, "not GPU 1"):
-            read(["a"], 0, 1)
+            read("0", 0, 1)
+        with self.assertRaisesRegex(DriverUnavailable, "CUDA_DEVICE_ORDER is FASTEST_FIRST"):
+            with_driver("0", read_memory, 0, order="FASTEST_FIRST")
         with self.assertRaisesRegex(DriverUnavailable, "Not Found"):
-            read(["unknown"], 0)
-
-    def test_cuda_has_no_gpus_without_its_library(self):
-        with mock.patch("ctypes.CDLL", side_effect=OSError):
-            self.assertEqual(gpu_memory.cuda_uuids(), [])
+            read("GPU-unknown", 0)
 
 
 class UsageTest(unittest.TestCase):
     def test_usage_is_read_of_each_gpu(self):
-        usage, reason = with_driver(["b", "a"], gpu_usage, 0, 1)
+        usage, reason = with_driver("1,0", gpu_usage, 0, 1)
         b, a = ({"utilisation": 0.4, "memory_mib": mib} for mib in (559.0, 534.0))
         self.assertEqual((usage, reason), ({0: b, 1: a}, ""))
 
     def test_without_usage_there_is_a_reason(self):
         # Parts of a GPU have none.
-        actual = with_driver(["a", "c"], gpu_usage, 0, 1)
+        actual = with_driver("0,MIG-c", gpu_usage, 0, 1)
         self.assertEqual(actual, ({}, "the driver reports: Not Supported"))
         self.assertEqual(gpu_usage([]), ({}, "the model is not on a GPU"))
 

@@ -1,13 +1,12 @@
 """Memory of GPUs as NVIDIA's driver reports it (NVML), and limits that fit. No TensorFlow."""
 
-import ctypes
 import os
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from myxtts.distributed.processes import visible_gpus
 from myxtts.errors import PlacementError
 from myxtts.placement.routes import Placement
 
@@ -121,33 +120,14 @@ def _memory_of(nvml: Any, handle: Any) -> GpuMemory:
 def gpu_handle(nvml: Any, gpu: int) -> Any:
     """Return NVML's handle of a GPU, by its index in TensorFlow.
 
-    NVML numbers all GPUs by their places on the bus. TensorFlow has CUDA's numbers, which
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER change. Both know the UUID.
+    Both number the GPUs by their places on the bus, TensorFlow those of CUDA_VISIBLE_DEVICES alone.
     """
-    uuids = cuda_uuids()
-    if gpu >= len(uuids):
-        raise LookupError(f"CUDA has {len(uuids)} GPUs, but not GPU {gpu}")
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuids[gpu]}")
-    except nvml.NVMLError_NotFound:
-        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuids[gpu]}")  # a part of a GPU
-
-
-def cuda_uuids() -> list[str]:
-    """Return the UUIDs of the GPUs in the order of CUDA and TensorFlow; empty if unknown."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []
-    count = ctypes.c_int()
-    device = ctypes.c_int()
-    raw = (ctypes.c_ubyte * 16)()
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return []
-    uuids = []
-    for index in range(count.value):
-        failed = cuda.cuDeviceGet(ctypes.byref(device), index)
-        if failed or cuda.cuDeviceGetUuid_v2(ctypes.byref(raw), device):
-            return []
-        uuids.append(str(uuid.UUID(bytes=bytes(raw))))
-    return uuids
+    # `commands.console` sets it, unless the user has set another one.
+    if (order := os.environ.get("CUDA_DEVICE_ORDER")) != "PCI_BUS_ID":
+        raise LookupError(f"CUDA_DEVICE_ORDER is {order}, not PCI_BUS_ID")
+    names = visible_gpus()
+    if gpu >= len(names):
+        raise LookupError(f"CUDA has {len(names)} GPUs, but not GPU {gpu}")
+    if names[gpu].isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(names[gpu]))
+    return nvml.nvmlDeviceGetHandleByUUID(names[gpu])

@@ -7,11 +7,9 @@ import logging
 import os
 import re
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from gzip import GzipFile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,26 +49,6 @@ def tolerate_full_disk(what: str) -> Iterator[None]:
         path = error.filename2 or error.filename or "a file"
         reason = f"{path}: {error.strerror}. Free some disk space; the run goes on."
         log.error("%s cannot be written: %s", what, reason)
-
-
-def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file. Raises OSError if it is larger than `max_bytes`, or a pipe or a
-    device, which could block or never end.
-    """
-    mode = os.stat(path).st_mode
-    # The error for a folder is that of `open`.
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
-    with path.open("rb") as file:
-        return read_bounded(file, max_bytes, str(path))
-
-
-def read_bounded(file: BinaryIO | GzipFile, max_bytes: int, name: str) -> bytes:
-    """Return the rest of an open file or pipe; raise OSError if it is larger than `max_bytes`."""
-    content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {max_bytes / 1e6:,.3g} MB", name)
-    return content
 
 
 def decode_text(read: Callable[[], bytes], source: str) -> str:

@@ -685,23 +685,6 @@ class Program(unittest.TestCase):
             with mock.patch("sys.stdin", stdin), error:
                 synthesize.read_text(None, None)
 
-    def test_a_text_is_no_pipe_and_has_5_mb_at_most(self):
-        pipe, large = self.folder / "pipe", self.folder / "large.txt"
-        os.mkfifo(pipe)
-        large.touch()
-        os.truncate(large, synthesize.MAX_TEXT_BYTES + 1)
-        for file, message in (
-            *((pipe, "it is a pipe or a device"), (Path("/dev/zero"), "it is a pipe or a device")),
-            (large, "it is larger than 5 MB"),
-        ):
-            with self.assertRaisesRegex(DataError, message):
-                synthesize.read_text(None, file)
-        with open("/dev/zero", "rb") as zeros:
-            stdin = mock.Mock(buffer=zeros, **{"isatty.return_value": False})
-            error = self.assertRaisesRegex(DataError, "stdin .* larger than 5 MB")
-            with mock.patch("sys.stdin", stdin), error:
-                synthesize.read_text(None, None)
-
     def test_a_closed_stdout_takes_no_sound(self):
         with (
             mock.patch("sys.stdout", None),

@@ -10,13 +10,11 @@ from myxtts.commands import parser as flags
 from myxtts.commands.console import sound_on_stdout
 from myxtts.commands.parser import add_flag, add_switch, bounded
 from myxtts.errors import DataError
-from myxtts.files import decode_text, read_bounded, read_file
+from myxtts.files import decode_text
 from myxtts.text.times import FORMS
 
 NAME = "synthesize"
 HELP = "Synthesize speech from a text with a trained run."
-# A long novel; an endless stdin was read until the memory was full.
-MAX_TEXT_BYTES = 5_000_000
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
@@ -72,12 +70,12 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 def read_text(text: str | None, file: Path | None) -> str:
     """Return the text that was given, or else the content of the file or of stdin.
 
-    Raises DataError if there is none, it is not UTF-8 or too large, or the file is a pipe.
+    Raises DataError if there is none, or it is not UTF-8.
     """
     if text is not None:
         return decode_text(lambda: text.encode(errors="surrogateescape"), "--text")
     if file is not None:
-        return decode_text(lambda: read_file(file, MAX_TEXT_BYTES), str(file))
+        return decode_text(file.read_bytes, str(file))
     if sys.stdin is None or sys.stdin.isatty():  # None: `<&-` in a shell
         raise DataError("there is no text. Give it with --text, with --text-file or on stdin.")
-    return decode_text(lambda: read_bounded(sys.stdin.buffer, MAX_TEXT_BYTES, "stdin"), "stdin")
+    return decode_text(sys.stdin.buffer.read, "stdin")

@@ -30,7 +30,7 @@ from myxtts.data.rows import (
     malformed,
 )
 from myxtts.errors import DataError
-from myxtts.files import decode_text, read_bounded, read_file
+from myxtts.files import decode_text
 from myxtts.text import espeak
 
 PROMPTS = os.path.join("etc", "txt.done.data")
@@ -41,8 +41,6 @@ METADATA_NAMES = (
     *("cuts.jsonl", "cuts.jsonl.gz"),
 )
 OTHER_SUFFIXES = (".srt", ".vtt", ".parquet", ".trans.txt")
-# Ten million rows of 200 bytes.
-MAX_BYTES = 1 << 31
 MAX_SECONDS = 1e6
 
 SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
@@ -172,12 +170,11 @@ def read_text(path: Path) -> str:
 
 def _content(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is *.gz."""
-    content = read_file(path, MAX_BYTES)
+    content = path.read_bytes()
     if path.suffix != ".gz":
         return content
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            return read_bounded(file, MAX_BYTES, str(path))
+        return gzip.decompress(content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise OSError(errno.EINVAL, f"it is no complete gzip file ({error})") from error
 

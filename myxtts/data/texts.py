@@ -11,10 +11,9 @@ import numpy as np
 
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, Vocabulary
 from myxtts.errors import DataError
-from myxtts.files import decode_text, read_file
+from myxtts.files import decode_text
 from myxtts.text.frontend import TextFrontend
 
-MAX_BYTES = 200_000_000
 MAX_LENGTH_RATIO = 1.25
 
 log = logging.getLogger(__name__)
@@ -154,5 +153,5 @@ def read_texts(
 
 def read_lines(path: Path) -> list[str]:
     """Return the sentences of a file of texts; raise DataError if it cannot be read."""
-    content = decode_text(lambda: read_file(path, MAX_BYTES), f"--texts {path}")
+    content = decode_text(path.read_bytes, f"--texts {path}")
     return [line.strip() for line in content.splitlines() if line.strip()]

@@ -7,11 +7,8 @@ lines and lines that begin with # are skipped.
 from pathlib import Path
 
 from myxtts.errors import DataError
-from myxtts.files import decode_text, read_file
+from myxtts.files import decode_text
 from myxtts.text.frontend import normalise_text, only_word
-
-# A dictionary of 300,000 words.
-MAX_BYTES = 20_000_000
 
 
 def read_lexicon(path: Path | None) -> dict[str, str]:
@@ -23,7 +20,7 @@ def read_lexicon(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     readings: dict[str, str] = {}
-    content = decode_text(lambda: read_file(path, MAX_BYTES), f"--lexicon {path}")
+    content = decode_text(path.read_bytes, f"--lexicon {path}")
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue

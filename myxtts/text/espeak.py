@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from myxtts.errors import DataError
-from myxtts.text.languages import canonical_code, probable_code
+from myxtts.text.languages import canonical_code
 
 # The sample rate of every formant voice.
 SAMPLE_RATE_HZ = 22_050
@@ -195,8 +195,12 @@ class Espeak:
         self._voice_name = name
 
     def probable_code(self, language: str) -> str | None:
-        """Return the code that a name or another code means, such as English; None if uncertain."""
-        return probable_code(language, self._voices, self._codes_by_name)
+        """Return the code that an English name or a locale means; None if uncertain."""
+        code = canonical_code(language)
+        for name in (code, re.split(r"[-.@ ]", code)[0]):
+            if (found := self._codes_by_name.get(name, name)) in self._voices:
+                return found
+        return None
 
     def _unknown(self, language: str) -> DataError:
         code = self.probable_code(language)

@@ -1,9 +1,8 @@
-"""Languages: one spelling of their codes, codes by other names, and their scripts."""
+"""Languages: one spelling of their codes, and their scripts."""
 
-import re
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
@@ -13,26 +12,6 @@ from myxtts.errors import DataError
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
 _SHARED = ("Zyyy", "Zinh", "Zzzz")
 
-# espeak-ng has English names only, and none of these spellings.
-_NAMES = """
-    deutsch:de español:es espanol:es français:fr francais:fr italiano:it português:pt portugues:pt
-    русский:ru українська:uk türkçe:tr polski:pl nederlands:nl flemish:nl svenska:sv norwegian:nb
-    norsk:nb dansk:da farsi:fa فارسی:fa العربية:ar ქართული:ka हिन्दी:hi 中文:zh 日本語:ja 한국어:ko
-    mandarin:cmn cantonese:yue castilian:es bangla:bn burmese:my
-"""
-# espeak-ng has the two-letter codes of these, and corpora may have ISO 639-2 and 639-3.
-_ISO_639_3 = """
-    afr:af amh:am ara:ar arb:ar arg:an asm:as aze:az azj:az bak:ba bel:be ben:bn bos:bs bul:bg
-    cat:ca ces:cs cze:cs chi:zh zho:zh chv:cv cym:cy wel:cy dan:da deu:de ger:de ell:el gre:el
-    eng:en epo:eo est:et ekk:et eus:eu baq:eu fas:fa per:fa pes:fa fao:fo fin:fi fra:fr fre:fr
-    gla:gd gle:ga grn:gn guj:gu hat:ht heb:he hin:hi hrv:hr hun:hu hye:hy arm:hy ido:io ina:ia
-    ind:id isl:is ice:is ita:it jpn:ja kal:kl kan:kn kat:ka geo:ka kaz:kk kir:ky kor:ko kur:ku
-    kmr:ku lat:la lav:lv lvs:lv lit:lt ltz:lb mal:ml mar:mr mkd:mk mac:mk mlt:mt mri:mi mao:mi
-    msa:ms may:ms zsm:ms mya:my bur:my nep:ne npi:ne nld:nl dut:nl nob:nb nor:nb ori:or ory:or
-    orm:om pan:pa pol:pl por:pt que:qu ron:ro rum:ro rus:ru sin:si slk:sk slo:sk slv:sl snd:sd
-    spa:es sqi:sq alb:sq srp:sr swa:sw swh:sw swe:sv tam:ta tat:tt tel:te tha:th tir:ti tsn:tn
-    tuk:tk tur:tr uig:ug ukr:uk urd:ur uzb:uz uzn:uz vie:vi
-"""
 # Languages by ISO 15924 script, as in the Unicode CLDR (`languageData` in supplementalData.xml).
 _SCRIPTS = """
     Latn: en de fr es pt it nl pl sv da nb no fi cs sk hu ro tr vi id ms af an ca cy eo et eu fo ga
@@ -68,21 +47,6 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
         f"{requested} was given, but this run was trained on {', '.join(trained)}. Give one of"
         " these with --language."
     )
-
-
-def probable_code(
-    language: str, codes: Container[str], codes_by_name: Mapping[str, str]
-) -> str | None:
-    """Return which of the codes, also by English names in lower case, a language name, ISO 639-3
-    code or locale means; None if uncertain.
-    """
-    code = canonical_code(language)
-    pairs = f"{_NAMES} {_ISO_639_3}".split()
-    named = {**codes_by_name, **dict(pair.split(":") for pair in pairs)}
-    for name in (code, re.split(r"[-.@ ]", code)[0]):
-        if named.get(name, name) in codes:
-            return named.get(name, name)
-    return None
 
 
 def scripts_of(language: str) -> frozenset[str]:

@@ -245,14 +245,9 @@ class CommandTest(RecogniserCase):
             ((str(folder / "short.wav"),), "has 0.05 s"),
             ((str(folder / "nan.wav"),), "not finite"),
             ((str(folder),), "not a file"),
-            ((), "Give one of the two"),
-            ((good, "--corpus", "x"), "Give one of the two"),
-            (("--corpus", str(folder / "none")), "does not exist"),
-            ((good, "--audio-root", "x"), "need --corpus"),
-            (
-                ("--corpus", str(self.workspace.corpus), "--audio-root", "x"),
-                "--audio-root x does not exist",
-            ),
+            ((), "are required: FILE"),
+            ((good, "--corpus", "x"), "`evaluate --data`"),
+            ((good, "--out", "x"), "--out needs --times"),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
             ((good, "--json", "a.wav"), "that is the name of a recording"),
             ((good, "--times", "srt", "--beam-width", "4"), "greedy decoding"),
@@ -276,11 +271,19 @@ class CommandTest(RecogniserCase):
         output = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
         self.assertIn("missing file", output)
 
+    def evaluate(self, options: EvaluationOptions) -> str:
+        with (
+            mock.patch("myxtts.placement.devices.configure"),
+            cached_transcribers("myxtts.evaluation.asr"),
+            contextlib.redirect_stdout(io.StringIO()) as output,
+        ):
+            evaluate_run(self.run_folder, None, options)
+        return output.getvalue()
+
     def test_a_corpus_has_a_table_of_error_rates(self):
         file = self.workspace.folder / "rates.json"
         corpus = str(self.workspace.corpus)
-        code, output, _ = self.transcribe("--corpus", corpus, "--json", str(file))
-        self.assertEqual(code, 0)
+        output = self.evaluate(EvaluationOptions(data=Path(corpus), json_file=file))
         rows = (
             r"\| all \| 13 \| [\d.]+ \| [\d.]+ \|\n\| speaker s0 \| 7 \|.*\n\| speaker s1 \| 6 \|"
         )
@@ -296,18 +299,13 @@ class CommandTest(RecogniserCase):
 
     def test_held_out_utterances_of_the_run_are_the_default(self):
         file = self.workspace.folder / "held_out.json"
-        with (
-            mock.patch("myxtts.placement.devices.configure"),
-            cached_transcribers("myxtts.evaluation.asr"),
-            contextlib.redirect_stdout(io.StringIO()) as output,
-        ):
-            options = EvaluationOptions(json_file=file, noise_snr_db=(0.0,), rt60=(0.3,))
-            evaluate_run(self.run_folder, None, options)
-        self.assertIn("3 held-out utterances", output.getvalue())
+        options = EvaluationOptions(json_file=file, noise_snr_db=(0.0,), rt60=(0.3,))
+        output = self.evaluate(options)
+        self.assertIn("3 held-out utterances", output)
         document = json.loads(file.read_text(encoding="utf-8"))
         self.assertEqual(document["overall"]["utterances"], 3)
         self.assertEqual(list(document["distorted"]), ["room, RT60 0.3 s", "noise, SNR 0 dB"])
-        self.assertRegex(output.getvalue(), r"\| noise, SNR 0 dB \| 3 \| [\d.]+ \| [\d.]+ \|\n")
+        self.assertRegex(output, r"\| noise, SNR 0 dB \| 3 \| [\d.]+ \| [\d.]+ \|\n")
         rates = [document["overall"], *document["distorted"].values()]
         self.assertEqual(len({rate["character_error_rate"] for rate in rates}), 3)
 

@@ -1,7 +1,6 @@
-"""Transcribe recordings, or measure the error rates of a trained recogniser.
+"""Transcribe recordings with a trained recogniser.
 
 python utilities/transcribe.py --run runs/asr one.wav two.flac
-python utilities/transcribe.py --run runs/asr --corpus data/others
 """
 
 import sys

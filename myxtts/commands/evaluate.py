@@ -35,6 +35,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--vocoder", vocoder, metavar="RUN")
     seeds = "seeds of a vocoder's noise and of Griffin-Lim's phases; by default 0 1 2"
     add_flag(parser, "--seeds", seeds, bounded(int, 0, 2**31 - 1), "N", nargs="+")
+    beam = "prefixes that the beam search of a recogniser keeps; by default it decodes greedily"
+    add_flag(parser, "--beam-width", beam, bounded(int, 0, 1000), "N")
     noise = "also measure a recogniser at these signal-to-noise ratios, in noises it never heard"
     add_flag(parser, "--noise-snr-db", noise, bounded(float, -30.0, 100.0), "DB", nargs="+")
     rooms = "also measure a recogniser at these reverberation times, in rooms it never heard"

@@ -147,7 +147,7 @@ class ASRScore(NamedTuple):
 def score_run(run: TrainedRun, evaluation: Evaluation, folder: Path) -> ASRScore:
     """Measure a checkpoint."""
     name = run.checkpoint.path.name
-    beam_width = evaluation.options.beam_width
+    beam_width = evaluation.options.beam_width or 0
     transcriber = Transcriber(run.path, evaluation.route.model, name, beam_width)
     return measure_error_rates(evaluation, transcriber, name)
 

@@ -34,19 +34,12 @@ EVALUATORS = {"tts": tts, "asr": asr, "vocoder": vocoder}
 """
 
 
-def evaluate_run(
-    run: Path, checkpoint: str | None, options: EvaluationOptions, task: str | None = None
-) -> None:
+def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
     """Measure a run on GPU 0 or else on the CPU; print a table, and write JSON and plots.
 
     Raises UserError if the run, its vocoder, a corpus, an output or an option cannot be used.
-
-    Args:
-        task: the task that the run must have; None for any.
     """
     trained = TrainedRun.open(run, checkpoint)
-    if task is not None:
-        trained.check_task(task)
     # A measurement takes minutes, so whatever can be wrong with its outputs is found before it.
     held_out.check_options(run, trained.task, options)
     check_writable("--json", options.json_file)

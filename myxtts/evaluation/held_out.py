@@ -31,7 +31,7 @@ from myxtts.training.setup import TrainingSetup
 
 TASK_OPTIONS = {
     "tts": ("ode_steps", "guidance", "variety", "vocoder", "asr"),
-    "asr": ("noise_snr_db", "rt60"),
+    "asr": ("beam_width", "noise_snr_db", "rt60"),
     "vocoder": ("seeds",),
 }
 RUN_NAMES = {"tts": "a voice", "asr": "a recogniser", "vocoder": "a vocoder"}
@@ -52,7 +52,7 @@ class EvaluationOptions:
     variety: float | None = None
     vocoder: str | None = None
     asr: Path | None = None  # run of a recogniser that transcribes the synthesized speech
-    beam_width: int = 0
+    beam_width: int | None = None
     noise_snr_db: tuple[float, ...] | None = None
     rt60: tuple[float, ...] | None = None  # s
     seeds: tuple[int, ...] | None = None

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -29,7 +30,7 @@ from myxtts.evaluation.metrics import (
     score_notes,
     with_common_scores,
 )
-from myxtts.evaluation.vocoder import median, metrics_of_rows, quartiles, summary
+from myxtts.evaluation.vocoder import medians, metrics_of_rows
 from myxtts.tasks.registry import length_rule_of, task_of
 from tests.fixtures import entered, temporary_folder
 from tests.sine_corpus import sine, vowels, write_sound
@@ -108,21 +109,14 @@ class VocoderEvaluation(unittest.TestCase):
         error = self.score["metrics"]["log_mel_error"]["neural"]
         self.assertAlmostEqual(error, np.median(by_seed))
 
-    def test_every_utterance_and_the_quartiles_are_in_the_json(self):
-        utterances = self.score["utterance_metrics"]
-        values = [utterance["neural"]["log_mel_error"] for utterance in utterances]
-        self.assertEqual(len(values), self.score["utterances"])
-        expected = np.percentile(values, (25, 50, 75)).tolist()
-        self.assertEqual(self.score["quartiles"]["neural"]["log_mel_error"], expected)
-
     def test_speakers_and_languages_have_rows_of_their_own(self):
         for group in ("en: ", "ka: ", "seen speakers: ", "unseen speakers: "):
             self.assertIn(f"| {group}PESQ-WB |", self.other_table)
         self.assertEqual(list(self.other_score["speakers"]), ["seen", "unseen"])
-        speakers = [utterance["speaker"] for utterance in self.other_score["utterance_metrics"]]
-        seen, unseen = speakers.count("s1"), speakers.count("new")
-        note = f"{seen} utterances are of speakers seen in training, {unseen} of other"
-        self.assertIn(note, self.other_table)
+        note = r"- (\d+) utterances are of speakers seen in training, (\d+) of other"
+        seen, unseen = map(int, re.search(note, self.other_table).groups())
+        self.assertEqual(seen + unseen, self.other_score["utterances"])
+        self.assertGreater(min(seen, unseen), 0)
         self.assertNotIn("seen speakers: ", self.table)
 
     def test_sounds_and_pictures_of_the_first_utterances_are_written(self):
@@ -158,10 +152,9 @@ class SummaryTest(unittest.TestCase):
         of_second = metrics_of_rows({"neural": seeds}, [1])
         self.assertEqual(of_second["mel_cepstral_distortion"]["neural"], 4.0)
 
-    def test_medians_and_quartiles_leave_out_what_is_not_measured(self):
+    def test_medians_leave_out_what_is_not_measured(self):
         items = [{"a": value, "b": None} for value in (1.0, 2.0, 9.0, None)]
-        self.assertEqual(summary(items, median), {"a": 2.0, "b": None})
-        self.assertEqual(summary(items, quartiles), {"a": [1.5, 2.0, 5.5], "b": None})
+        self.assertEqual(medians(items), {"a": 2.0, "b": None})
 
     def test_an_utterance_without_a_score_in_one_column_has_it_in_none(self):
         columns = {

@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import librosa
 import numpy as np
@@ -37,7 +37,6 @@ MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
 # Noise changes each figure a little. The median of three is not moved by one draw.
 SEEDS = (0, 1, 2)
-QUARTILES = (25, 50, 75)
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +137,6 @@ class VocoderEvaluator:
             for name, seeds in common.items()
         }
         languages = [utterance["language"] for utterance in self.utterances]
-        details = {"seeds": list(self._seeds), "by_seed": by_seed}
         return ColumnScore(
             run=str(self._evaluation.run),
             checkpoint=checkpoint,
@@ -150,7 +148,7 @@ class VocoderEvaluator:
                 "speakers": table.metrics_by_group(self._familiarity, measure),
             },
             notes=tuple(notes),
-            details=details | utterance_details(self.utterances, common),
+            details={"seeds": list(self._seeds), "by_seed": by_seed},
         )
 
     def _copies_by(self, vocoder: VocoderProtocol, throttle: Throttle) -> Copies:
@@ -203,32 +201,14 @@ def metrics_of_rows(
     by_column = {}
     for name, seeds in columns.items():
         means = [metrics.mean_copy_metrics([of_seed[row] for row in rows]) for of_seed in seeds]
-        by_column[name] = summary(means, median)
+        by_column[name] = medians(means)
     return table.by_metric(by_column)
 
 
-def summary(items: Sequence[Means], function: Callable[[list[float]], Any]) -> dict[str, Any]:
-    """Return a function of the values of each key, without None; None where there are none."""
-    summarized = {}
+def medians(items: Sequence[Means]) -> Means:
+    """Return the median of the values of each key, without None; None where there are none."""
+    found: Means = {}
     for key in items[0]:
         values = [value for item in items if (value := item[key]) is not None]
-        summarized[key] = function(values) if values else None
-    return summarized
-
-
-def quartiles(values: list[float]) -> list[float]:
-    return np.percentile(values, QUARTILES).tolist()
-
-
-def utterance_details(
-    named: Sequence[dict[str, str]], columns: Mapping[str, Sequence[Sequence[CopyMetrics]]]
-) -> dict[str, Any]:
-    """Return the medians over seeds of every utterance by column, and their quartiles."""
-    utterances: list[dict[str, Any]] = [dict(names) for names in named]
-    of_columns = {}
-    for column, seeds in columns.items():
-        for row, utterance in enumerate(utterances):
-            means = [metrics.mean_copy_metrics([of_seed[row]]) for of_seed in seeds]
-            utterance[column] = summary(means, median)
-        of_columns[column] = summary([utterance[column] for utterance in utterances], quartiles)
-    return {"quartiles": of_columns, "utterance_metrics": utterances}
+        found[key] = median(values) if values else None
+    return found

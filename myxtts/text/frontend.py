@@ -17,10 +17,6 @@ from myxtts.text.normalisers import Normaliser, words_of
 PUNCTUATION = ",.;:!?…"
 STRESS_AND_LENGTH = "ˈˌːˑ"
 
-MAX_MARKS = 30  # combining marks in a row
-# Shorter texts are sorted quickly, whatever they have.
-MAX_UNSAFE_CHARACTERS = 1_000
-
 Frontend = Literal["phonemes", "characters"]
 
 # Zero width, but they change Persian and Indic words.
@@ -119,7 +115,7 @@ def normalise_text(text: str) -> str:
     """Normalise a text: NFC, single spaces, one kind of each quote, dash and mark, and no control
     or format characters but for joiners.
     """
-    text = unicodedata.normalize("NFC", " ".join(_stream_safe(text).split())).translate(SPELLINGS)
+    text = unicodedata.normalize("NFC", " ".join(text.split())).translate(SPELLINGS)
     text = "".join(
         c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS
     )
@@ -128,20 +124,6 @@ def normalise_text(text: str) -> str:
     text = re.sub(r"\.{3,}", "…", text)
     text = re.sub(r"\s*—\s*|\s+-+\s+", " — ", text)
     return " ".join(re.sub(rf"\s+([{PUNCTUATION}])(?!\w)", r"\1", text).split())
-
-
-def _stream_safe(text: str) -> str:
-    """Drop marks behind the 30th of a run of combining marks, the limit of UAX 15, section 13."""
-    # No script needs more. Marks are sorted in NFC: a run of 100,000 takes minutes.
-    if len(text) <= MAX_UNSAFE_CHARACTERS:
-        return text
-    kept = []
-    run = 0
-    for character in text:
-        run = run + 1 if unicodedata.combining(character) else 0
-        if run <= MAX_MARKS:
-            kept.append(character)
-    return "".join(kept)
 
 
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:

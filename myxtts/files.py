@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 from myxtts.errors import ConfigError, DataError
 
-PARTIAL_FILES = ".*.partial"  # names that `partial_file_of` returns
 STEM_BYTES = 180
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # Lustre without -o flock, some NFS
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota of a user, ulimit -f
@@ -106,6 +105,13 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
         # A stop is no Exception.
         partial.unlink(missing_ok=True)
         raise
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what killed processes left in a folder of files that they wrote."""
+    for partial in folder.glob(".*.partial"):
+        if not is_being_written(partial):
+            partial.unlink(missing_ok=True)
 
 
 def is_being_written(partial: Path) -> bool:

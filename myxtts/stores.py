@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from myxtts.errors import DataError
-from myxtts.files import cache_folder, locked_file, new_folder, write_whole
+from myxtts.files import cache_folder, locked_file, new_folder, remove_partial_files, write_whole
 
 # Objects that are read at the same time: they mostly wait for the network.
 THREADS = 32
@@ -184,6 +184,7 @@ class ShardCache:
     """
 
     def __init__(self, folder: Path, limit_bytes: float):
+        remove_partial_files(folder)
         self._folder, self._limit_bytes = folder, limit_bytes
         self._part_bytes = 0.0
         self._is_full = False

@@ -104,9 +104,7 @@ class RunFolder:
                     " locks (Lustre: mount it with -o flock); or give --no-lock, and take care that"
                     " only one process trains this run, or it is damaged."
                 ) from error
-            for partial in self.path.glob(files.PARTIAL_FILES):
-                if not files.is_being_written(partial):
-                    partial.unlink(missing_ok=True)
+            files.remove_partial_files(self.path)
             try:
                 yield
             finally:

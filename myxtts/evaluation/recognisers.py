@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import soxr
+from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.audio_file import to_pcm
@@ -48,7 +49,8 @@ class Pocketsphinx:
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[str]:
         """Yield the text of each wave, float32 [samples] at 22,050 Hz."""
-        for wave in waves:
+        # It takes about as long as the speech.
+        for wave in tqdm(waves, POCKETSPHINX, leave=False, disable=None, unit="utt"):
             throttle()
             samples = to_pcm(soxr.resample(wave, SAMPLE_RATE_HZ, POCKETSPHINX_RATE_HZ))
             self._decoder.start_utt()

@@ -18,8 +18,7 @@ from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
 from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.text import normalisers
-from myxtts.text.frontend import TextFrontend, normalise_text, symbols_of
-from myxtts.text.lexicon import read_lexicon
+from myxtts.text.frontend import TextFrontend, normalise_text, read_lexicon, symbols_of
 from myxtts.training.checkpoint_files import read_record, write_record
 from myxtts.training.runs import TrainedRun, keep_normaliser
 from tests.fixtures import FolderCase, make_record, reported, rewrite_state

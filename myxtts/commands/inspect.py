@@ -5,18 +5,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import soxr
+
+from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import parser as flags
 from myxtts.config.flags import SETTINGS
 from myxtts.config.schema import Config, Needs
 from myxtts.data.inspection import EXCLUDED, Inspection, inspect_corpus, read_clip
 from myxtts.errors import ConfigError
-from myxtts.files import make_folder
-from myxtts.report.inspection import SHOWN_CLIPS, FaultyClip, write_page
+from myxtts.files import make_folder, write_whole
+from myxtts.report.overview import document
+from myxtts.report.samples import EMBEDDED_BYTES, sound_url
 
 NAME = "inspect"
 HELP = "Find the clips of a corpus that would harm a voice, by their sound and their texts."
 OF_CORPUS = "train_data", "val_data", "audio_root", "columns", "language", "text_frontend"
 OF_CLIPS = "min_seconds", "max_seconds"
+SHOWN_CLIPS, SHOWN_S = 5, 12
+# The page does not change, so an open one need not reload itself.
+RELOAD_S = 1e9
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
@@ -54,26 +61,38 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
 
 def report(inspection: Inspection, corpus: str, folder: Path) -> None:
-    """Print what was found, and write the page and the list of faulty clips into a folder."""
+    """Print what was found, and write a list of the faulty clips into a folder, and a page.
+
+    The page needs no server: the first seconds of SHOWN_CLIPS of each fault, the worst, are a part
+    of it, up to EMBEDDED_BYTES.
+    """
     print(inspection.table())
-    clips = inspection.by_id
     faults = {
-        fault: [FaultyClip(of.id, of.detail, clips[of.id].text) for of in findings]
+        fault: [(of.id, of.detail) for of in findings]
         for fault, findings in inspection.of_fault().items()
     }
-
-    worst = sorted(inspection.evidence.items(), key=lambda item: item[1])[:SHOWN_CLIPS]
-    if worst:
+    if worst := sorted(inspection.evidence.items(), key=lambda item: item[1])[:SHOWN_CLIPS]:
         details = [(id_, f"{value:.2f} explained by the text") for id_, value in worst]
-        faults["worst alignments"] = [FaultyClip(*of, clips[of[0]].text) for of in details]
-
-    def read(id_: str):
-        return read_clip(clips[id_].path, clips[id_].start, clips[id_].samples)
-
-    page, excluded = folder / "inspection.html", folder / EXCLUDED
-    measures = inspection.measures()
-    write_page(page, f"Corpus {corpus}", inspection.facts(), measures, faults, read)
+        faults["worst alignments"] = details
+    room = EMBEDDED_BYTES
+    sections = []
+    for fault, found in faults.items():
+        shown = []
+        for id_, detail in found[:SHOWN_CLIPS]:
+            clip = inspection.by_id[id_]
+            wave, rate_hz = read_clip(clip.path, clip.start, clip.samples)
+            # MP3 has no rates above 48 kHz.
+            wave = soxr.resample(wave[: SHOWN_S * rate_hz], rate_hz, SAMPLE_RATE_HZ)
+            url = sound_url(wave, SAMPLE_RATE_HZ)
+            room -= len(url)
+            sound = {"src": url} if room > 0 else {}
+            shown.append({"id": id_, "detail": detail, "text": clip.text, **sound})
+        sections.append([fault, len(found), shown])
+    page = {"name": f"Corpus {corpus}", "facts": inspection.facts(), "faults": sections}
+    page["measures"] = inspection.measures()
+    file, excluded = folder / "inspection.html", folder / EXCLUDED
+    write_whole(file, document("inspection", page, RELOAD_S))
     count = inspection.write_excluded(excluded)
-    print(f"\n{page}: the worst clips to hear")
+    print(f"\n{file}: the worst clips to hear")
     if count:
         print(f"{excluded}: {count} clips; --exclude {excluded} trains without them")

@@ -9,9 +9,8 @@ from myxtts.commands.parser import add_flag
 from myxtts.commands.synthesize import read_text
 from myxtts.config.flags import SETTINGS
 from myxtts.errors import DataError
-from myxtts.text.frontend import Stages, TextFrontend
+from myxtts.text.frontend import Stages, TextFrontend, read_lexicon
 from myxtts.text.languages import choose_language
-from myxtts.text.lexicon import read_lexicon
 from myxtts.text.normalisers import description, unread
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.training.runs import TrainedRun

@@ -1,4 +1,4 @@
-"""Corpora whose texts are in many files: trees such as LibriSpeech, and subtitles of recordings."""
+"""Corpora of many files: folders of Kaldi, trees such as LibriSpeech, subtitles of recordings."""
 
 import os
 import re
@@ -14,6 +14,7 @@ from myxtts.data.rows import (
     Layout,
     RejectedRow,
     Row,
+    folders_of,
     malformed,
     without_capitals,
 )
@@ -24,6 +25,8 @@ VCTK_AUDIO = (
     "wav48_silence_trimmed/{0}/{1}_mic2.flac",
     "wav48/{0}/{1}.wav",
 )
+# Recipes decompress FLAC so. No other command is understood, and none is run.
+FLAC_COMMAND = re.compile(r"flac(?:\s+-\S+)*\s+([^-\s]\S*)(?:\s+-)?\s*\|")
 # Not by pysubs2, which drops the speakers of WebVTT and the numbers of lines.
 # A line of times, such as 00:01:02,345 --> 00:01:04,000, and the lines up to an empty one.
 CUE = re.compile(r"^(.*-->.*)$((?:\n.*\S.*)*)", re.MULTILINE)
@@ -177,3 +180,58 @@ def _seconds(time: str) -> float:
     for part in time.replace(",", ".").split(":"):
         seconds = 60 * seconds + float(part)
     return seconds
+
+
+def read_kaldi(options: CorpusOptions) -> Layout | None:
+    """Read a folder with wav.scp; `text` is not needed where the task needs no texts."""
+    folder = options.path
+    if not (folder / "wav.scp").is_file():
+        return None
+    has_segments = (folder / "segments").is_file()
+    files = {"wav.scp": _table(folder / "wav.scp")}
+    for name in ("segments", "utt2spk", "utt2lang"):
+        files[name] = _table(folder / name) if (folder / name).is_file() else {}
+    names = ["text"] if options.needs_text else ["text", "segments", "wav.scp"]
+    listing = next((folder / name for name in names if (folder / name).is_file()), folder / "text")
+    texts = _table(listing)
+    rows: list[Row | RejectedRow] = []
+    for utterance, (line, text) in texts.items():
+        recording = utterance
+        times: tuple[float, float | None] = 0.0, None
+        try:
+            if has_segments:
+                recording, *numbers = files["segments"][utterance][1].split()
+                start_s, end_s = map(float, numbers[:2])
+                times = start_s, end_s
+                # Kaldi has -1 for the end of the recording.
+                if end_s < 0:
+                    times = start_s, None
+            audio = files["wav.scp"][recording][1]
+        except (KeyError, ValueError):
+            fault = "no file in wav.scp, or no recording, start and end in segments"
+            rows.append(malformed(listing, line, utterance, fault))
+            continue
+        if command := FLAC_COMMAND.fullmatch(audio):
+            audio = command[1]
+        if audio.endswith("|"):
+            fault = "wav.scp has a command, which is not run: write its output to a file"
+            rows.append(malformed(listing, line, utterance, fault))
+            continue
+        speaker = files["utt2spk"].get(utterance, (0, DEFAULT_SPEAKER))[1]
+        language = files["utt2lang"].get(utterance, (0, options.language))[1]
+        text = text if listing.name == "text" else ""
+        rows.append(Row(line, "", audio, text, speaker, language, *times))
+    audios = [row.audio for row in rows if isinstance(row, Row)]
+    form = "Kaldi folder with segments" if has_segments else "Kaldi folder"
+    folders = folders_of(audios, folder, options.root)
+    return Layout(without_capitals(form, rows), listing, rows, folders)
+
+
+def _table(path: Path) -> dict[str, tuple[int, str]]:
+    """Return the line and the rest of the line for each first word."""
+    table = {}
+    for line, content in enumerate(read_text(path).split("\n"), 1):
+        if content.strip():
+            key, *rest = content.split(None, 1)
+            table[key] = line, "".join(rest).strip()
+    return table

@@ -35,9 +35,8 @@ from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple, StoredRows, short
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_whole
 from myxtts.stores import is_url, member_of
-from myxtts.text.frontend import TextFrontend
+from myxtts.text.frontend import TextFrontend, read_lexicon
 from myxtts.text.languages import canonical_code
-from myxtts.text.lexicon import read_lexicon
 from myxtts.text.normalisers import unread
 from myxtts.text.symbols import SymbolTable, frames_needed
 

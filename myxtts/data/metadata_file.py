@@ -18,8 +18,7 @@ import numpy as np
 
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import AudioFolder, suffix_of
-from myxtts.data.corpus_trees import read_tree
-from myxtts.data.kaldi import read_kaldi
+from myxtts.data.corpus_trees import read_kaldi, read_tree
 from myxtts.data.packed import INDEX, read_packed
 from myxtts.data.parquet import read_parquet
 from myxtts.data.rows import (

@@ -24,8 +24,8 @@ from myxtts.data.audio_file import (
 )
 from myxtts.errors import ConfigError, DataError
 from myxtts.files import check_writable, partial_file_of
+from myxtts.text.frontend import read_lexicon
 from myxtts.text.languages import choose_language
-from myxtts.text.lexicon import read_lexicon
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.text.times import check_times_file, write_times
 from myxtts.training.runs import TrainedRun

@@ -8,8 +8,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+from myxtts.errors import DataError
+from myxtts.files import decode_text
 from myxtts.text import espeak
 from myxtts.text.normalisers import Normaliser, words_of
 
@@ -106,9 +109,37 @@ def _around_phonemes(change: Callable[[str], str], text: str) -> str:
     return "".join(parts)
 
 
-def only_word(text: str) -> bool:
-    """Return whether a text is a single word, as a lexicon has it."""
-    return bool(_WORD.fullmatch(text)) and "[[" not in text
+def read_lexicon(path: Path | None) -> dict[str, str]:
+    """Return the reading of each word of a file, words in lower case; {} without a file.
+
+    Each line has a word, a tab, and its reading: words, or phonemes (IPA) between [[ and ]]. Empty
+    lines and lines that begin with # are skipped.
+
+    Raises DataError if the file cannot be read, a line is not a word and its reading, or a word has
+    two.
+    """
+    if path is None:
+        return {}
+    readings: dict[str, str] = {}
+    content = decode_text(path.read_bytes, f"--lexicon {path}")
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        place = f"line {number} of --lexicon {path}"
+        word, tab, reading = line.partition("\t")
+        word, reading = normalise_text(word).lower(), normalise_text(reading)
+        is_word = _WORD.fullmatch(word) and "[[" not in word
+        if not tab or not is_word or reading.count("[[") != reading.count("]]"):
+            raise DataError(
+                f"{place} must be one word without punctuation, a tab, and its reading, but is"
+                f" {line[:60]!r}. Phonemes stand between [[ and ]]: tomato, tab, [[təmˈɑːtoʊ]]."
+            )
+        if readings.setdefault(word, reading) != reading:
+            raise DataError(
+                f"{place} gives '{word}' the reading {reading[:40]!r}, but an earlier line has"
+                f" {readings[word][:40]!r}. Remove one of them: case does not count."
+            )
+    return readings
 
 
 def normalise_text(text: str) -> str:

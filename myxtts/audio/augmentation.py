@@ -104,7 +104,11 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
     real = tf.sequence_mask(samples, tf.shape(waves)[1])
     wave = tf.where(real, waves, 0.0)
     if filters or settings.noise_probability:
-        length, hz = _grid(tf.shape(waves)[1], settings)
+        # No response wraps around to the real samples.
+        margin = MARGIN_SAMPLES
+        if settings.reverb_probability:
+            margin = max(margin, round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
+        length, hz = frequency_grid(tf.shape(waves)[1], margin)
         channel = _channel(draws, hz, settings)
         if filters:
             wave = tf.where(real, _transmitted(wave, draws, length, channel, settings), 0.0)
@@ -115,17 +119,6 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
         bits = tf.minimum(tf.floor(draws.uniform("codec bits", lowest, highest + 1)), highest)
         wave = tf.where(draws.chosen("codec", settings.codec_probability), mu_law(wave, bits), wave)
     return tf.where(real, wave, 0.0)
-
-
-def _grid(padded, settings: AugmentationConfig):
-    """Return the shortest FFT in which no response wraps around to the real samples.
-
-    That is N, int32 scalar in host memory, and the frequencies of its bins in Hz, float32 [K].
-    """
-    margin = MARGIN_SAMPLES
-    if settings.reverb_probability:
-        margin = max(margin, round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
-    return frequency_grid(padded, margin)
 
 
 def _transmitted(wave, draws: Draws, length, channel, settings: AugmentationConfig):

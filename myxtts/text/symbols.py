@@ -19,14 +19,6 @@ class SymbolTable:
 
     symbols: tuple[str, ...]
 
-    def __post_init__(self):
-        are_valid = all(isinstance(symbol, str) and symbol for symbol in self.symbols)
-        if not are_valid or len(set(self.symbols)) != len(self.symbols):
-            raise DataError(
-                "a symbol table needs distinct, non-empty symbols, but this one has "
-                f"{list(self.symbols)[:20]}. Use an undamaged checkpoint."
-            )
-
     @classmethod
     def from_sequences(cls, sequences: Iterable[Iterable[str]]) -> "SymbolTable":
         """Return the table of all symbols in `sequences`, in code point order."""

@@ -1,14 +1,17 @@
 """Atomic writes and text files, with errors that name the file."""
 
+import csv
 import errno
 import fcntl
+import hashlib
+import io
 import json
 import logging
 import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -88,6 +91,13 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows as CSV; names of files need not be UTF-8."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    write_whole(path, text.getvalue().encode(errors="surrogateescape"))
+
+
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file under a temporary name; then flush it to the disk, and rename it to `path`. An
@@ -132,6 +142,21 @@ def is_being_written(partial: Path) -> bool:
 def cache_folder() -> Path:
     """Return the user's folder of caches, which may be deleted while no program uses it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "myxtts"
+
+
+def cached_folder(kind: str, key: object, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the user's cache, which `make` fills where there is none for the key.
+
+    Other processes that need it wait. The key is any document of JSON.
+    """
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+    folder = cache_folder() / kind / digest
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked_file(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with new_folder(folder) as partial:
+                make(partial)
+    return folder
 
 
 def make_folder(folder: Path, flag: str) -> None:

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from myxtts.errors import DataError
-from myxtts.files import cache_folder, locked_file, new_folder, remove_partial_files, write_whole
+from myxtts.files import cache_folder, cached_folder, remove_partial_files, write_whole
 
 # Objects that are read at the same time: they mostly wait for the network.
 THREADS = 32
@@ -223,16 +223,13 @@ def stand_in(url: str, name: str) -> Path:
     url = url.rstrip("/")
     store = open_store(url)
     version = store.version(name)
-    digest = hashlib.sha256(f"{url} {version}".encode()).hexdigest()[:32]
-    folder = cache_folder() / "stores" / digest
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked_file(folder.with_suffix(".lock")):
-        if not folder.exists():
-            with new_folder(folder) as partial:
-                (partial / ORIGIN).write_text(url)
-                if version is not None:
-                    store.fetch(name, partial / name)
-    return folder
+
+    def copy(folder: Path) -> None:
+        (folder / ORIGIN).write_text(url)
+        if version is not None:
+            store.fetch(name, folder / name)
+
+    return cached_folder("stores", [url, version], copy)
 
 
 def local_path(base: str, name: str) -> Path:

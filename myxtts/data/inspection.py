@@ -4,8 +4,6 @@
 a professional speaker but those that have the fault: docs/experiments/corpus_inspection.md.
 """
 
-import csv
-import io
 import logging
 import os
 from collections import Counter
@@ -28,7 +26,7 @@ from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifes
 from myxtts.data.metadata_file import read_rows
 from myxtts.data.rows import RejectedRow, Rows
 from myxtts.errors import DataError
-from myxtts.files import write_whole
+from myxtts.files import write_csv
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH, TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of
 
@@ -178,10 +176,8 @@ class Inspection:
         reasons: dict[str, list[str]] = {}
         for finding in self.findings:
             reasons.setdefault(finding.id, []).append(f"{finding.fault}: {finding.detail}")
-        text = io.StringIO(newline="")
         lines = [(id_, "; ".join(parts)) for id_, parts in sorted(reasons.items())]
-        csv.writer(text).writerows([EXCLUDED_COLUMNS, *lines])
-        write_whole(path, text.getvalue().encode(errors="surrogateescape"))
+        write_csv(path, [EXCLUDED_COLUMNS, *lines])
         return len(reasons)
 
 

@@ -1,6 +1,5 @@
 """The manifest: the usable utterances of a corpus as columns, and why other rows are unusable."""
 
-import csv
 import hashlib
 import io
 import json
@@ -33,7 +32,7 @@ from myxtts.data.audio_file import (
 )
 from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple, StoredRows, shortened
 from myxtts.errors import DataError
-from myxtts.files import FileStamp, file_stamp, write_whole
+from myxtts.files import FileStamp, file_stamp, write_csv, write_whole
 from myxtts.stores import is_url, member_of
 from myxtts.text.frontend import TextFrontend, read_lexicon
 from myxtts.text.languages import canonical_code
@@ -272,11 +271,7 @@ def report_rejected(
     Raises DataError if more than the fraction `max_rejected` of all rows of the corpora is
     rejected, or a corpus has no usable row. The unneeded rows are listed and do not count.
     """
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(RejectedRow._fields)
-    writer.writerows(sorted([*rejected, *unneeded]))
-    write_whole(listing, text.getvalue().encode(errors="surrogateescape"))
+    write_csv(listing, [RejectedRow._fields, *sorted([*rejected, *unneeded])])
     if not rejected:
         return
     counts = Counter(row.reason for row in rejected).most_common(5)

@@ -1,9 +1,8 @@
 """Parquet files with the bytes of the audio, as Hugging Face publishes corpora."""
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
 from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of, value_of
 from myxtts.errors import DataError
-from myxtts.files import cache_folder, file_stamp, locked_file, new_folder
+from myxtts.files import cached_folder, file_stamp
 
 BATCH_ROWS = 64
 
@@ -45,10 +44,13 @@ def read_parquet(options: CorpusOptions) -> Layout | None:
             f" {COLUMN_NAMES['text'][0]}."
         )
     stamps = [(os.path.realpath(path), file_stamp(path)) for path in paths]
-    digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
-    folder = cache_folder() / "audio" / f"parquet-{digest[:32]}"
-    if not folder.exists():
-        _extract(parts, folder)
+    try:
+        folder = cached_folder("parquet", stamps, partial(_extract, parts))
+    except OSError as error:
+        raise DataError(
+            f"the audio in {paths[0]} cannot be written to {error.filename}: {error.strerror}. Free"
+            " some disk space, or set XDG_CACHE_HOME to another folder."
+        ) from error
     table = Table(JSON, columns, [], header)
     rows = []
     for line, name, part, record in _records(parts, "path"):
@@ -108,19 +110,6 @@ def _records(parts: Sequence[_Part], field: str) -> Iterator[tuple[int, str, _Pa
 
 
 def _extract(parts: Sequence[_Part], folder: Path) -> None:
-    lock = folder.with_suffix(".lock")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked_file(lock):
-            # Another process may just have made it.
-            if not folder.exists():
-                with new_folder(folder) as partial:
-                    for _, name, part, record in _records(parts, "bytes"):
-                        audio = record[part.audio] or {}
-                        (partial / name).write_bytes(audio.get("bytes") or b"")
-            lock.unlink()
-    except OSError as error:
-        raise DataError(
-            f"the audio in {parts[0].path} cannot be written to {folder}: {error.strerror}. Free"
-            " some disk space, or set XDG_CACHE_HOME to another folder."
-        ) from error
+    for _, name, part, record in _records(parts, "bytes"):
+        audio = record[part.audio] or {}
+        (folder / name).write_bytes(audio.get("bytes") or b"")

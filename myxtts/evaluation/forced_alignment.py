@@ -4,8 +4,6 @@ An utterance whose text does not fit it is found by its evidence, and subtitles 
 the stretch of the recording, a little earlier or later, that their text does fit.
 """
 
-import csv
-import io
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.reading import read_row
 from myxtts.evaluation.held_out import load_other
 from myxtts.evaluation.speech import BATCH_UTTERANCES, pad_rows
-from myxtts.files import make_folder, write_whole
+from myxtts.files import make_folder, write_csv
 from myxtts.models import alignment
 from myxtts.models.xtts import XTTS
 from myxtts.placement import devices
@@ -184,20 +182,18 @@ def timed_words(manifest: Manifest, row: int, fit: Fit, record: Record) -> list[
 
 def report_fits(manifest: Manifest, fits: Sequence[Fit], listing: Path) -> None:
     """List how well each text fits, the worst first, and log those that do not."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["id", "evidence", "shift_s", "text"])
+    rows = [["id", "evidence", "shift_s", "text"]]
     poor, shifted = [], []
     faults = [(of.evidence >= LEAST_EVIDENCE, of.shift_s == 0, of.evidence) for of in fits]
     for row in sorted(range(len(fits)), key=faults.__getitem__):
         name, fit = manifest.ids[row], fits[row]
         columns = [name, f"{fit.evidence:.2f}", f"{fit.shift_s:.2f}", manifest.texts[row]]
-        writer.writerow(columns)
+        rows.append(columns)
         if fit.evidence < LEAST_EVIDENCE:
             poor.append(f"no fit         {name}, evidence {fit.evidence:.2f}: {columns[3][:60]!r}")
         elif fit.shift_s:
             shifted.append(f"moved          {name} is spoken {fit.shift_s:+.2f} s from there")
-    write_whole(listing, text.getvalue().encode(errors="surrogateescape"))
+    write_csv(listing, rows)
     for line in [*poor[:SHOWN], *shifted[:SHOWN]]:
         log.warning("%s", line)
     median = np.median([fit.evidence for fit in fits])

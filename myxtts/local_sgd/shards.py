@@ -1,7 +1,5 @@
 """Disjoint shards of a corpus, alike in length, speakers and languages. No TensorFlow."""
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from myxtts.data.audio_file import WHOLE
 from myxtts.data.dataset import audio_root_of, corpus_folder, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.errors import DataError
-from myxtts.files import write_whole
+from myxtts.files import write_csv
 from myxtts.tasks.registry import length_rule_of
 
 COLUMNS = ("path", "text", "speaker", "language")
@@ -124,9 +122,8 @@ def _write_rows(
     STRETCH, in seconds, follows if some are not whole files.
     """
     has_stretches = np.any(manifest.starts != WHOLE)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS + STRETCH if has_stretches else COLUMNS)
+    header = COLUMNS + STRETCH if has_stretches else COLUMNS
+    lines: list[Sequence[str]] = [header]
     for row in rows:
         audio = os.path.relpath(manifest.paths[row], audio_root)
         speaker = vocabulary.speakers[manifest.speaker[row]]
@@ -136,8 +133,8 @@ def _write_rows(
             start = max(int(manifest.starts[row]), 0)
             end = start + int(manifest.samples[row])
             fields += [str(start / SAMPLE_RATE_HZ), str(end / SAMPLE_RATE_HZ)]
-        writer.writerow(fields)
-    write_whole(path, text.getvalue().encode(errors="surrogateescape"))
+        lines.append(fields)
+    write_csv(path, lines)
 
 
 def _shard_table(

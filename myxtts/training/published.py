@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from myxtts.errors import DataError
-from myxtts.files import cache_folder, locked_file, new_folder
+from myxtts.files import cached_folder
 from myxtts.stores import is_url, open_store
 
 CHECKSUMS = "SHA256SUMS"
@@ -25,19 +25,17 @@ def local_run(source: str) -> Path:
         return Path(source)
     url, _, expected = source.partition("#sha256=")
     store = open_store(url.rstrip("/"))
-    folder = cache_folder() / "published" / hashlib.sha256(source.encode()).hexdigest()[:32]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked_file(folder.with_suffix(".lock")):
-        if not folder.exists():
-            with new_folder(folder) as partial:
-                sums = store.fetch(CHECKSUMS, partial / CHECKSUMS)
-                _check(source, sums, expected)
-                for line in sums.read_text("utf-8").splitlines():
-                    digest, _, name = line.partition("  ")
-                    if name.startswith(NEEDED) and ".." not in name:
-                        _check(source, store.fetch(name, partial / name), digest)
-            log.info("fetched        %s to %s", url, folder)
-    return folder
+
+    def copy(folder: Path) -> None:
+        sums = store.fetch(CHECKSUMS, folder / CHECKSUMS)
+        _check(source, sums, expected)
+        for line in sums.read_text("utf-8").splitlines():
+            digest, _, name = line.partition("  ")
+            if name.startswith(NEEDED) and ".." not in name:
+                _check(source, store.fetch(name, folder / name), digest)
+        log.info("fetched        %s", url)
+
+    return cached_folder("published", source, copy)
 
 
 def file_digest(path: Path) -> str:

@@ -2,15 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands import parser as flags
-from myxtts.config.flags import SETTINGS
-from myxtts.config.schema import Config, Needs
+from myxtts.config.schema import Config
 from myxtts.data.inspection import EXCLUDED, Inspection, inspect_corpus, read_clip
 from myxtts.errors import ConfigError
 from myxtts.files import make_folder, write_whole
@@ -28,8 +26,7 @@ RELOAD_S = 1e9
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     parser = flags.CommandParser(prog, HELP)
-    settings = [replace(SETTINGS[name], needs=Needs()) for name in (*OF_CORPUS, *OF_CLIPS)]
-    flags.add_setting_flags(parser, settings)
+    flags.add_settings(parser, (*OF_CORPUS, *OF_CLIPS))
     run = "folder of a voice that was trained on the corpus, which also finds wrong texts"
     flags.add_flag(parser, "--run", run, Path, dest="voice")
     flags.add_checkpoint_flag(parser)

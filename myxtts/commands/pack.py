@@ -3,11 +3,9 @@
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from myxtts.commands import parser as parsers
-from myxtts.config.flags import SETTINGS
-from myxtts.config.schema import Config, Needs
+from myxtts.config.schema import Config
 from myxtts.errors import ConfigError
 
 NAME = "pack"
@@ -26,8 +24,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     meaning = "pack slice I of N, from 0/N on, of several machines"
     parsers.add_flag(parser, "--slice", meaning, metavar="I/N", default="0/1")
     parsers.add_switch(parser, "--join", "join the indices of all slices that were packed")
-    settings = (replace(SETTINGS[name], needs=Needs()) for name in SETTINGS_OF_PACKING)
-    parsers.add_setting_flags(parser, settings)
+    parsers.add_settings(parser, SETTINGS_OF_PACKING)
     config, options = parsers.read_settings(parser, argv)
     number = re.fullmatch(r"(\d{1,5})/(\d{1,5})", options.slice)
     options.part, options.parts = map(int, number.groups() if number else (1, 0))

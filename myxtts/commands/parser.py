@@ -8,13 +8,14 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, advice_on_flag, in_section
 from myxtts.config.load import check_local, config_of_run, format_value, load
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, Needs
 from myxtts.errors import ConfigError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -147,6 +148,11 @@ def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> Co
     for section, meaning in SECTIONS.items():
         add_setting_flags(parser.add_argument_group(section, meaning), in_section(section))
     return parser
+
+
+def add_settings(parser: CommandParser, names: Iterable[str]) -> None:
+    """Add the flags of some settings, whatever they need in a run."""
+    add_setting_flags(parser, (replace(SETTINGS[name], needs=Needs()) for name in names))
 
 
 def add_setting_flags(group: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:

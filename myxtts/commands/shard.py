@@ -3,12 +3,11 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from myxtts.commands import parser as parsers
 from myxtts.config.flags import SETTINGS, command_line, marked, turned_off, with_values
-from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config, Needs
+from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config
 from myxtts.files import make_folder
 from myxtts.local_sgd.shards import HELD_OUT, shard_file, split_corpus
 
@@ -26,9 +25,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     parsers.add_flag(parser, "--out", out, Path, required=True)
     # The command sets the others: --input is the corpus, and the whole of it is split.
     own = ("train_data", "val_data", "text_frontend", "text_normaliser", "lexicon")
-    settings = [setting for setting in marked(IN_SHARDS) if setting.name not in own]
-    settings.append(SETTINGS["max_rejected"])
-    parsers.add_setting_flags(parser, (replace(setting, needs=Needs()) for setting in settings))
+    names = [setting.name for setting in marked(IN_SHARDS) if setting.name not in own]
+    parsers.add_settings(parser, [*names, "max_rejected"])
     return parsers.read_settings(parser, argv)
 
 

@@ -16,7 +16,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from myxtts.commands import parser as flags
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, command_line, with_values
 from myxtts.config.load import check_local
-from myxtts.config.schema import Config, Needs
+from myxtts.config.schema import Config
 from myxtts.data.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
 from myxtts.distributed.processes import (
     ChildProcess,
@@ -70,8 +69,7 @@ SPOKEN_S = 3.0, 9.0
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     parser = flags.CommandParser(prog, HELP)
-    settings = [replace(SETTINGS[name], needs=Needs()) for name in OF_COMMAND]
-    flags.add_setting_flags(parser, settings)
+    flags.add_settings(parser, OF_COMMAND)
     minutes = "time to train, on this machine (default 60)"
     flags.add_flag(parser, "--minutes", minutes, flags.bounded(float, 0.1), "N", default=60.0)
     config, options = flags.read_settings(parser, argv)

@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 class Clip(NamedTuple):
     """A usable utterance: its row, the first sample at 22,050 Hz or WHOLE, and its measures.
 
-    `symbols` counts its sounds, and is 0 if no text is needed.
+    `symbols` counts its sounds.
     """
 
     id: str
@@ -181,9 +181,7 @@ class Inspection:
         return len(reasons)
 
 
-def inspect_corpus(
-    data: DataConfig, frontend: TextFrontend | None = None, needs_text: bool = True
-) -> Inspection:
+def inspect_corpus(data: DataConfig, frontend: TextFrontend | None = None) -> Inspection:
     """Measure the clips of --train-data, and of its metadata_eval.csv, and find those with faults.
 
     An hour of speech takes about 20 s on two cores. `frontend` is by default as the settings say.
@@ -197,13 +195,12 @@ def inspect_corpus(
         validation_fraction=0.0,
         seed=0,
         root=audio_root_of(data),
-        needs_text=needs_text,
         columns=data.columns,
     )
     rejected = list(corpora[2])
     clips: dict[str, Clip] = {}
     for rows in corpora[:2]:
-        found, unusable = _measured(rows, data, frontend or frontend_of(data), needs_text)
+        found, unusable = _measured(rows, data, frontend or frontend_of(data))
         clips |= {clip.id: clip for clip in found}
         rejected += unusable
     if not clips:
@@ -219,10 +216,9 @@ def inspect_corpus(
 
 
 def _measured(
-    rows: Rows, data: DataConfig, frontend: TextFrontend, needs_text: bool
+    rows: Rows, data: DataConfig, frontend: TextFrontend
 ) -> tuple[list[Clip], list[RejectedRow]]:
-    rule = LengthRule() if needs_text else None
-    manifest, vocabulary, rejected = build_manifest(rows, data, rule, frontend=frontend)
+    manifest, vocabulary, rejected = build_manifest(rows, data, LengthRule(), frontend=frontend)
     symbols = _sounds(manifest, vocabulary)
 
     def clip(row: int) -> Clip:
@@ -373,7 +369,7 @@ def _other_speakers(clips: Sequence[Clip]) -> Iterator[Finding]:
 def _misfits(clips: Sequence[Clip]) -> Iterator[Finding]:
     """Yield clips that last longer or shorter than others of so many sounds in their language."""
     for language in dict.fromkeys(clip.language for clip in clips):
-        spoken = [clip for clip in clips if clip.language == language and clip.symbols]
+        spoken = [clip for clip in clips if clip.language == language]
         if len(spoken) < MIN_FITTED:
             continue
         counts = np.array([clip.symbols for clip in spoken], float)

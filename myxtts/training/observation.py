@@ -306,11 +306,10 @@ class Observer:
         may_record: Callable[[], bool] = lambda: True,
         timeline: Timeline | None = None,
         now: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
     ):
         self._observe, self._record, self._may_record = observe, record, may_record
         self._timeline = timeline or Timeline()
-        self._now, self._sleep = now, sleep
+        self._now = now
         self._feed: ReplicaFeed | None = None
         self._begun: Queue[Observation | None] = Queue(1)
         self._results: Queue[Result] = Queue(1)
@@ -431,6 +430,6 @@ class Observer:
             or self._feed is None
             or self._feed.is_full
         ):
-            self._sleep(POLL_S)
+            time.sleep(POLL_S)
         if self._closing.is_set():
             raise _Abandoned

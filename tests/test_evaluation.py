@@ -28,6 +28,7 @@ from myxtts.data.audio_file import read_wave
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation import metrics, speech, tts
 from myxtts.evaluation.evaluate import evaluate_run
+from myxtts.evaluation.forced_alignment import inspect_with_run
 from myxtts.evaluation.held_out import (
     Evaluation,
     EvaluationOptions,
@@ -35,7 +36,6 @@ from myxtts.evaluation.held_out import (
     load_measured,
     output_folder,
 )
-from myxtts.evaluation.inspection import inspect_with_run
 from myxtts.evaluation.metrics import AcousticFeatures, utterance_metrics
 from myxtts.evaluation.recognisers import open_recogniser
 from myxtts.evaluation.table import METRICS, ColumnScore, Means, Metrics, metrics_by_group
@@ -615,7 +615,8 @@ class InspectionTest(unittest.TestCase):
     def test_the_aligner_judges_each_text_as_in_training(self):
         run, corpus = whole_run().folder, str(whole_run().workspace.corpus)
         data = DataConfig(train_data=corpus, text_frontend="characters")
-        with cached_networks(), mock.patch("myxtts.evaluation.inspection.MIN_EVIDENCE", 2.0):
+        least = "myxtts.evaluation.forced_alignment.LEAST_EVIDENCE"
+        with cached_networks(), mock.patch(least, 2.0):
             found = inspect_with_run(data, run, "step-000008", MODEL)
         self.assertEqual(set(found.evidence), {clip.id for clip in found.clips})
         self.assertEqual(

@@ -50,7 +50,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         inspection = inspect_corpus(config.data)
     else:
         # Imports TensorFlow, which takes seconds.
-        from myxtts.evaluation.inspection import inspect_with_run
+        from myxtts.evaluation.forced_alignment import inspect_with_run
 
         inspection = inspect_with_run(config.data, options.voice, options.checkpoint)
     report(inspection, str(config.data.train_data), options.out)

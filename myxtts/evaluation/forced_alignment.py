@@ -1,12 +1,13 @@
 """Forced alignment of a corpus by the aligner of a voice: when each word of its texts is spoken.
 
-An utterance whose text does not fit it is found by its evidence, and subtitles that are shifted by
-the stretch of the recording, a little earlier or later, that their text does fit.
+An utterance whose text does not fit is found by its evidence, also in an inspection of a corpus,
+and shifted subtitles by the stretch of the recording, a little earlier or later, that their text
+does fit.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +15,12 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
+from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import WHOLE, read_header, read_wave, resampled_length
+from myxtts.data.inspection import Clip, Finding, Inspection, inspect_corpus
 from myxtts.data.manifest import Manifest
 from myxtts.data.reading import read_row
 from myxtts.evaluation.held_out import load_other
@@ -200,3 +203,45 @@ def report_fits(manifest: Manifest, fits: Sequence[Fit], listing: Path) -> None:
     counts = f"{len(shifted)} spoken at other times, {len(poor)} that do not fit and have no times"
     line = "alignment      %d utterances, evidence %.2f in the median, %s; %s lists them"
     log.info(line, len(fits), median, counts, listing)
+
+
+def inspect_with_run(
+    data: DataConfig, run: Path, checkpoint: str | None = None, device: str | None = None
+) -> Inspection:
+    """Inspect a corpus as `inspect_corpus`, and its texts with the aligner of a run.
+
+    Texts are read as by the run. Without a device, TensorFlow is configured for GPU 0 or else the
+    CPU. Raises CheckpointError if the run is no voice, and as `inspect_corpus`.
+    """
+    trained = TrainedRun.open(run, checkpoint)
+    trained.check_task("tts")
+    inspection = inspect_corpus(data, trained.record.frontend)
+    device = device or devices.configure_default().routes[0].model
+    record = trained.record
+    aligner = Aligner(trained.load_network(device, "tts"), device, record.settings.data.loudness)
+    inspection.evidence = dict(evidence_of(aligner, record, inspection.clips))
+    for id_, value in inspection.evidence.items():
+        if value < LEAST_EVIDENCE:
+            detail = f"{value:.2f} of it is explained by the sound, other texts by more"
+            inspection.findings.append(Finding(id_, "text", detail, -value))
+    return inspection
+
+
+def evidence_of(aligner: Aligner, record: Record, clips: list[Clip]) -> Iterator[tuple[str, float]]:
+    """Yield the id of each clip, and how far the aligner explains its sound by its text.
+
+    See `alignment.evidence`. Clips with symbols or languages that the run does not know are left
+    out.
+    """
+    symbols, languages = record.vocabulary.symbols, list(record.languages)
+    known = []
+    for clip in sorted(clips, key=lambda clip: clip.samples):
+        text = record.frontend.symbols(clip.text, clip.language)
+        is_known = clip.language in languages and not symbols.unknown(text)
+        if clip.samples >= FFT_SAMPLES and is_known:
+            known.append((clip, symbols.encode(text), languages.index(clip.language)))
+    for first in range(0, len(known), BATCH_UTTERANCES):
+        batch, tokens, rows = zip(*known[first : first + BATCH_UTTERANCES], strict=True)
+        waves = [read_wave(clip.path, clip.samples, start=clip.start) for clip in batch]
+        fits = aligner(waves, tokens, np.array(rows))
+        yield from ((clip.id, fit.evidence) for clip, fit in zip(batch, fits, strict=True))

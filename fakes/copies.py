@@ -56,8 +56,7 @@ def find_copies(function) -> list[Copy]:
     compiles is one node, whose int32 arguments and results are in GPU memory. int32 arguments and
     results of the function itself are in host memory.
 
-    Logical CPU devices take the place of GPUs, but not for operations within `on_host`. Needs
-    `has_gpu_kernels`.
+    Logical CPU devices take the place of GPUs, but not for operations within `on_host`.
     """
     nodes = _optimized_nodes(function)
     in_loops = _in_loops(nodes)

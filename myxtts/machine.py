@@ -44,19 +44,18 @@ def automatic_pools(on_gpu: bool, cores: int, small_operations: bool) -> ThreadP
 
 
 def usable_cores() -> list[int]:
-    """Return the cores that this process may run on; empty where processes cannot be pinned."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    """Return the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0))
 
 
 def core_count() -> int:
     """Count the cores that this process may keep busy, within the quota of its container."""
-    cores = len(usable_cores()) or os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, cpu_quota())))
+    return max(1, math.ceil(min(len(usable_cores()), cpu_quota())))
 
 
 def is_pinned() -> bool:
     """Return whether this process may run on some of the machine's cores only."""
-    return 0 < len(usable_cores()) < (os.cpu_count() or 1)
+    return len(usable_cores()) < (os.cpu_count() or 1)
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
@@ -77,9 +76,9 @@ def cpu_quota(root: Path = Path("/")) -> float:
     return cores
 
 
-def available_memory_mib(root: Path = Path("/")) -> float | None:
+def available_memory_mib(root: Path = Path("/")) -> float:
     """Return the memory that this process may still take without swapping, on the machine and in
-    each control group of the process; None if unknown.
+    each control group of the process.
     """
     left_mib = []
     for line in read_lines(root / "proc/meminfo"):
@@ -93,7 +92,7 @@ def available_memory_mib(root: Path = Path("/")) -> float | None:
             statistics = dict(line.split(" ", 1) for line in read_lines(folder / "memory.stat"))
             used = int(usages[0]) - int(statistics.get(freed_on_demand, 0))
             left_mib.append((int(limits[0]) - used) / 2**20)
-    return min(left_mib, default=None)
+    return min(left_mib)
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:

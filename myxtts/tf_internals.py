@@ -11,7 +11,6 @@ versions: `tf.config.experimental` (placement, preflight, training.setup, portab
 """
 
 import ctypes
-import sys
 from collections.abc import Sequence
 
 import keras
@@ -40,11 +39,9 @@ def reuse_freed_memory() -> None:
     KiB or more for itself (`ApplyPython311MemoryPatch`, against growth with Python 3.11). The
     kernel then clears each page of each tensor: half of the processor time of a step on the CPU.
     """
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        if hasattr(library, "mallopt"):
-            library.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-            library.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+    library = ctypes.CDLL(None)
+    library.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+    library.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
 
 
 def has_cuda_gpus() -> bool:

@@ -12,7 +12,7 @@ from fakes.copies import find_copies
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import ENCODERS, SIZES, ASRSize, build_asr, ctc_labels
 from myxtts.models.layers import parameter_count, weight_count
-from myxtts.placement.audit import audit, has_gpu_kernels
+from myxtts.placement.audit import audit
 from myxtts.text.symbols import subsampled_length
 from tests import tiny
 from tests.tiny import SYMBOLS, features, numpy_of, on_device, rows_of
@@ -209,8 +209,6 @@ class Training(unittest.TestCase):
 class Placement(unittest.TestCase):
     def test_all_operations_but_the_loss_have_gpu_kernels(self):
         """On a GPU TensorFlow substitutes CTCLossV2, cuDNN's kernel, for CTCLoss."""
-        if not has_gpu_kernels():
-            self.skipTest("this TensorFlow holds no GPU kernels")
         for encoder in ENCODERS:
             function = step_of(encoder).get_concrete_function(SPECS)
             self.assertEqual(audit(function).host_only, (), encoder)

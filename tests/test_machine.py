@@ -98,9 +98,6 @@ class AvailableMemory(FolderCase):
         self.write("proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 3072 kB\n")
         self.assertEqual(available_memory_mib(self.folder), 3)
 
-    def test_a_system_without_these_files_has_no_figure(self):
-        self.assertIsNone(available_memory_mib(self.folder))
-
     def test_the_nearest_limit_of_any_group_above_the_process_counts(self):
         self.write("proc/meminfo", f"MemAvailable: {9000 * 1024} kB\n")
         self.write("proc/self/cgroup", "0::/jobs/7/step\n")

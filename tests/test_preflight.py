@@ -29,7 +29,7 @@ from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline, produced_batches, trace_produce
 from myxtts.errors import DataError, PlacementError
 from myxtts.placement import devices
-from myxtts.placement.audit import audit, has_gpu_kernels
+from myxtts.placement.audit import audit
 from myxtts.preflight import devices as preflight_devices
 from myxtts.preflight import prerequisites, trial, validate
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
@@ -42,10 +42,6 @@ from tests.fixtures import FolderCase, entered
 from tests.sine_corpus import manifest_of, write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
-
-needs_gpu_kernels = unittest.skipUnless(
-    has_gpu_kernels(), "this build of TensorFlow has no GPU kernels to look up"
-)
 
 
 def preflight_of(*argv: str) -> Finished:
@@ -131,13 +127,11 @@ class CompletePreflight(unittest.TestCase):
         # The longest has 0.76 s, in hops of 12 ms.
         self.assertIn(" with a batch of 4 utterances of up to 0.8 s", name)
 
-    @needs_gpu_kernels
     def test_no_operation_lacks_a_gpu_kernel(self):
         for name in ("audit of the producer", "audit of the step"):
             found = self.check("Pipeline and audit", name)["found"]
             self.assertRegex(found, r"^0 of [\d,]+ operations have no GPU kernel$")
 
-    @needs_gpu_kernels
     def test_neither_producer_nor_step_waits_for_a_copy_to_the_host(self):
         self.assertEqual(len(AUDITED), 2)
         for function, most in zip(AUDITED, (15, 80), strict=True):
@@ -452,7 +446,6 @@ class Overlap(unittest.TestCase):
         self.assertIn("raise --num-workers", check.to_do)
 
 
-@needs_gpu_kernels
 class Operations(unittest.TestCase):
     def test_a_host_operation_in_the_producer_fails(self):
         def f0(wave, samples):
@@ -463,10 +456,6 @@ class Operations(unittest.TestCase):
         self.assertEqual(check.status, "failed")
         found = r"^1 of \d+ operations have no GPU kernel; PyFunc 'PyFunc' in .*produce_on_device"
         self.assertRegex(check.found, found)
-
-    def test_a_build_without_gpu_kernels_is_a_warning(self):
-        with mock.patch("myxtts.preflight.trial.has_gpu_kernels", lambda: False):
-            self.assertEqual(trial.check_operations("audit", []).status, "warning")
 
 
 class Corpora(FolderCase):

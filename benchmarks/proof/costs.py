@@ -20,7 +20,6 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
-from myxtts.placement.audit import has_gpu_kernels
 from myxtts.placement.devices import xla_failure
 from myxtts.tasks.alignment_choice import compiled, search_of
 from myxtts.throughput.measure import (
@@ -256,13 +255,6 @@ def scalars(bench: Bench, findings: SectionResult) -> None:
 
 def hidden_copies(bench: Bench, findings: SectionResult) -> None:
     """Count the copies between host and GPU memory inside the compiled functions."""
-    if not has_gpu_kernels():
-        findings.lines += [
-            "",
-            "Copies inside the functions: unknown, this build of TensorFlow has no list of GPU"
-            " kernels.",
-        ]
-        return
     producer = bench.run.setup.training_pipeline(synchronize=True).producers[0]
     functions = {"producer": [producer.produce], "step": bench.run.step.functions([bench.batch])}
     rows, in_loops = [], []

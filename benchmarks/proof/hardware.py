@@ -259,7 +259,7 @@ def page_lines(data: dict[str, Any]) -> Iterator[str]:
             ),
             (
                 "memory",
-                f"{host['memory_mib']:,} MiB, {host['available_memory_mib'] or 0:,.0f} available",
+                f"{host['memory_mib']:,} MiB, {host['available_memory_mib']:,.0f} available",
             ),
             ("system", f"{host['system']}, Python {host['python']}"),
             ("commit", data["commit"]),

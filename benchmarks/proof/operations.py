@@ -37,7 +37,7 @@ from myxtts.data.pipeline import Pipeline, trace_produce
 from myxtts.models.ctc import ctc_losses, greedy_decode
 from myxtts.models.vocoder import build_vocoder
 from myxtts.models.xtts import TEXT_INPUTS
-from myxtts.placement.audit import audit, has_gpu_kernels
+from myxtts.placement.audit import audit
 from myxtts.placement.replicas import make_replicas
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
@@ -238,7 +238,7 @@ def compare(operation: Operation, device: str) -> Comparison:
         traceback.print_exc()
         first_line = (str(failure).strip().splitlines() or [""])[0]
         error = f"on {where}: {type(failure).__name__}: {first_line}"
-    if not functions or not has_gpu_kernels():
+    if not functions:
         return Comparison(operation.name, errors, limits, error, None, [])
     audits = [audit(function) for function in functions]
     host_only = [missing.type for item in audits for missing in item.host_only]

@@ -24,7 +24,7 @@ from fakes.toy_models import toy_models
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, has_gpu_kernels
+from myxtts.placement.audit import audit
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.throughput.measure import (
@@ -208,18 +208,14 @@ def inspect_step(
     except ValueError:  # products in a loop cannot be counted
         flops = None
     functions = step.functions([batch])
-    copies = (
-        [copy for function in functions for copy in find_copies(function)]
-        if has_gpu_kernels()
-        else []
-    )
+    copies = [copy for function in functions for copy in find_copies(function)]
     return {
         "step_s": full_s,
         "half_step_s": half_s,
         "flops": flops,
         "rate_share": None if flops is None else flops / full_s / rates.tf32,
         "operations": sum(audit(function).operations for function in functions),
-        "copies_to_host": sum(copy.to_host for copy in copies) if has_gpu_kernels() else None,
+        "copies_to_host": sum(copy.to_host for copy in copies),
         "activity": trace.trace(lambda: time_step(setup, step, [batch]), TRACED_STEPS),
     }
 

@@ -91,8 +91,7 @@ def audit(function) -> Audit:
 
     Covers all functions it calls: branches, loops, calls, gradients. An operation needs a GPU
     kernel whose type constraints its attributes meet, or XLA's GPU kernel in a function that XLA
-    compiles. The audit does not tell where an operation runs. Without `has_gpu_kernels`, nearly all
-    operations lack one.
+    compiles. The audit does not tell where an operation runs. It needs no GPU.
     """
     _register_xla_kernels()
     library = gpu_variants(function.graph.as_graph_def().library)
@@ -171,11 +170,6 @@ def _type_attributes(node) -> str:
         if value.type or value.list.type
     }
     return ", ".join(f"{name}={' '.join(names)}" for name, names in types.items())
-
-
-def has_gpu_kernels() -> bool:
-    """Whether this build of TensorFlow has GPU kernels (tensorflow-cpu has not); needs no GPU."""
-    return any(kernel.device_type == "GPU" for kernel in tf_internals.registered_kernels("MatMul"))
 
 
 def find_kernel(node, device_types: tuple[str, ...]):

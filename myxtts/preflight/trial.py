@@ -21,7 +21,7 @@ from myxtts.data.batch_plan import Pass, Plan, Position
 from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, ReplicaBatches, step_batches
 from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, has_gpu_kernels, require_device
+from myxtts.placement.audit import audit, require_device
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
@@ -259,17 +259,13 @@ def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator
 def check_process_memory(forecast: MemoryForecast) -> Check:
     """Check the peak memory of the process. On the CPU, all logical devices share one memory."""
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    # Bytes on macOS, KiB on Linux.
-    if sys.platform == "darwin":
-        peak_mib /= 2**10
     free_mib = available_memory_mib()
-    free = "unknown" if free_mib is None else f"{free_mib:,.0f} MiB"
     return recommended(
-        free_mib is None or free_mib > HEADROOM * peak_mib,
+        free_mib > HEADROOM * peak_mib,
         "memory of the process",
         f"at least {100 * HEADROOM:.0f} % of its peak is free",
-        f"peak {peak_mib:,.0f} MiB, with tracing; free: {free}; a run with full buffers was"
-        f" forecast to take {forecast} more than the model",
+        f"peak {peak_mib:,.0f} MiB, with tracing; free: {free_mib:,.0f} MiB; a run with"
+        f" full buffers was forecast to take {forecast} more than the model",
         LESS_MEMORY,
     )
 
@@ -354,10 +350,6 @@ def common_s(left: Sequence[Span], right: Sequence[Span]) -> float:
 def check_operations(name: str, functions: Sequence) -> Check:
     """Check that all operations of concrete functions have GPU kernels."""
     expected = "every operation has a GPU kernel for its types"
-    if not has_gpu_kernels():
-        found = "unknown: this build of TensorFlow has no list of GPU kernels"
-        to_do = "Install the package tensorflow (not tensorflow-cpu)."
-        return recommended(False, name, expected, found, to_do)
     audits = [audit(function) for function in functions]
     host_only = [*chain.from_iterable(result.host_only for result in audits)]
     total = sum(result.operations for result in audits)

@@ -115,7 +115,7 @@ def forecast_memory(
 def check_memory(forecast: MemoryForecast) -> None:
     """Raise ConfigError if the forecast is more than the host has."""
     available_mib = available_memory_mib()
-    if available_mib is None or forecast.total_mib <= available_mib:
+    if forecast.total_mib <= available_mib:
         return
     raise ConfigError(
         f"the run needs about {forecast} of host memory, but {available_mib:,.0f} MiB are"

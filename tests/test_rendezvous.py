@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import socket
 import time
 import unittest
@@ -80,18 +79,6 @@ class RendezvousTest(unittest.TestCase):
         self.assertLess(sorted(sent)[-2], 300)
         missing = rendezvous_module._Chief(Cluster((chief, *[""] * 99), 0), {})._missing()
         self.assertRegex(missing, "^worker 1 and worker 2 and .* worker 8 and 91 others$")
-
-    def test_chief_has_an_open_file_for_each_worker_or_says_what_limits_it(self):
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
-        rendezvous_module._allow_open_files(100)
-        self.assertEqual(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 356)
-        with (
-            mock.patch("resource.getrlimit", return_value=(300, 300)),
-            self.assertRaisesRegex(PlacementError, "100 workers need 356 .*`ulimit -n 356`"),
-        ):
-            rendezvous_module._allow_open_files(100)
 
     def test_missing_worker_is_named_by_all_others(self):
         workers = local_workers(3)

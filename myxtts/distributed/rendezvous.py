@@ -20,7 +20,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import resource
 import socket
 import time
 from collections.abc import Mapping
@@ -42,8 +41,6 @@ SILENCE_S = 10.0
 NAMED_WORKERS = 8
 CLOSE_S = 5.0
 LINE_BYTES = 1 << 20
-# Open files of the chief besides the connections: logs, the corpus, other visitors.
-FURTHER_FILES = 256
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +153,6 @@ class _Chief:
 
     async def release_all(self, listener: socket.socket, wait: _Wait) -> list[str]:
         """Wait for all other workers, and release them; return the addresses of all."""
-        _allow_open_files(self._cluster.count)
         server = await asyncio.start_server(self._on_connection, sock=listener, limit=LINE_BYTES)
         try:
             while missing := self._missing():
@@ -252,20 +248,6 @@ class _Chief:
                 self._cluster.name(),
             )
         self._drop_reasons.add(reason)
-
-
-def _allow_open_files(workers: int) -> None:
-    """Let this process have a connection to each worker; raise PlacementError if it cannot."""
-    needed = workers + FURTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # -1 is unlimited.
-    if 0 <= hard < needed:
-        raise PlacementError(
-            f"{workers} workers need {needed} open files in the chief, but the limit is {hard}."
-            f" Raise it with `ulimit -n {needed}`, or start fewer workers."
-        )
-    if 0 <= soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 async def _join_chief(

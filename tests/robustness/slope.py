@@ -1,9 +1,10 @@
 """Slopes of sampled values over time, with confidence intervals."""
 
-import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean
 from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import t as student_t
 
 CONFIDENCE = 0.95
 LEAST_SAMPLES = 6
@@ -13,10 +14,8 @@ LEAST_EFFECTIVE = 6.0
 class Slope(NamedTuple):
     """A slope by ordinary least squares, in units of y per unit of t."""
 
-    value: float  # sum (t - mean t) (y - mean y) / sum (t - mean t)^2
+    value: float
     half_width: float  # of the confidence interval; see `fit`
-    samples: int
-    correlation: float  # of a residual with the one before it
 
     @property
     def low(self) -> float:
@@ -38,31 +37,13 @@ def fit(t: Sequence[float], y: Sequence[float]) -> Slope | None:
     to 6), and at least 6. The interval is b ± t(0.975) times that error.
     """
     n = len(t)
-    mean_t, mean_y = (fmean(values) if values else 0.0 for values in (t, y))
-    spread = sum((value - mean_t) ** 2 for value in t)
-    if n < LEAST_SAMPLES or not spread:
+    if n < LEAST_SAMPLES or not np.ptp(t):
         return None
-    slope = sum((t[i] - mean_t) * (y[i] - mean_y) for i in range(n)) / spread
-    residuals = [y[i] - mean_y - slope * (t[i] - mean_t) for i in range(n)]
-    squares = sum(residual**2 for residual in residuals)
-    if squares <= 1e-12 * max(1.0, mean_y**2) * n:  # rounding
-        return Slope(slope, 0.0, n, 0.0)
-    correlation = max(0.0, sum(residuals[i] * residuals[i - 1] for i in range(1, n)) / squares)
+    slope, start = np.polyfit(t, y, 1)
+    residuals = y - (start + slope * np.asarray(t))
+    squares = residuals @ residuals
+    correlation = max(0.0, residuals[1:] @ residuals[:-1] / max(squares, 1e-300))
     effective = max(LEAST_EFFECTIVE, n * (1.0 - correlation) / (1.0 + correlation))
-    error = math.sqrt(squares / (effective - 2.0) / spread)
-    return Slope(slope, t_quantile(0.5 + CONFIDENCE / 2.0, effective - 2.0) * error, n, correlation)
-
-
-def t_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t distribution, within 1 % from 4 degrees of freedom on.
-
-    The expansion around the normal quantile, Abramowitz and Stegun 26.7.5; below 4 degrees it is
-    too small.
-    """
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4.0,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96.0,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384.0,
-    )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    error = np.sqrt(squares / (effective - 2.0) / (n * np.var(t)))
+    quantile = student_t.ppf(0.5 + CONFIDENCE / 2.0, effective - 2.0)
+    return Slope(float(slope), float(quantile * error))

@@ -20,7 +20,6 @@ import json
 import math
 import random
 import re
-import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ import numpy as np
 import yaml
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.data.audio_file import wav_header
 from myxtts.errors import DataError
 from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_copy
 from myxtts.text.frontend import normalise_text
@@ -223,7 +223,9 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
         for utterance in planned:
             samples, phonemes = speak_trimmed(espeak, utterance.text, utterance.voice)
             path = f"wavs/{utterance.id}.wav"
-            (folder / path).write_bytes(_wave_file(samples))
+            # soundfile 0.14 crashes by a double free on Ctrl-C during its close.
+            pcm = samples.astype("<i2").tobytes()
+            (folder / path).write_bytes(wav_header(len(pcm)) + pcm)
             metadata.write(f"{utterance.id}|{utterance.text}|{normalise_text(utterance.text)}\n")
             language = utterance.voice.language
             rows.writerow((path, utterance.text, utterance.speaker, language))
@@ -273,14 +275,3 @@ def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str
     times_s.append(round(len(samples) / SAMPLE_RATE_HZ, 5))
     symbols = [symbol for _, symbol in starts]
     return list(zip(symbols, times_s[:-1], times_s[1:], strict=True))
-
-
-def _wave_file(samples: np.ndarray) -> bytes:
-    """Return a RIFF header of 44 bytes, and PCM16.
-
-    soundfile 0.14 is not used: it crashes by a double free on Ctrl-C during its close.
-    """
-    pcm = samples.astype("<i2").tobytes()
-    riff = struct.pack("<4sI4s", b"RIFF", 36 + len(pcm), b"WAVE")
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
-    return riff + form + struct.pack("<4sI", b"data", len(pcm)) + pcm

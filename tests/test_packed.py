@@ -125,7 +125,9 @@ class BucketTest(PackedCase):
         manifest = self.parts(self.corpus_url, None, fraction=0.0)[0][0]
         members = [stores.member_of(path) for path in manifest.paths]
         shutil.copytree(self.folder / "bucket", self.folder / "copy")
+        (killed := manifest.shard_cache / ".x.kept.0-1.partial").touch()
         kept = ShardCache(manifest.shard_cache, 1e9)
+        self.assertFalse(killed.exists())
         contents = stores.read_members(members, kept.read)
         shutil.rmtree(self.folder / "bucket")
         self.assertEqual(stores.read_members(members, kept.read), contents)

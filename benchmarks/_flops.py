@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from fakes.copies import called_graph
 from myxtts.training.state import TrainingState
-from myxtts.training.step import group_gradients
 
 MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
@@ -66,10 +65,14 @@ def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
     `contraction_flops`.
     """
 
+    variables = [v.value for v in state.trained]
+
     def gradients(batch):
-        return group_gradients(
-            state.model, state.groups, batch, lambda _, losses: tf.reduce_sum(losses)
-        )[1]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            losses, _ = state.model(batch, training=True)
+            total = tf.add_n([losses[name] for name in state.model.LOSS_NAMES])
+        return tape.gradient(total, variables)
 
     with tf.device(state.device):
         return contraction_flops(gradients, batch)

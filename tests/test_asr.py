@@ -11,7 +11,7 @@ import tensorflow as tf
 from fakes.copies import find_copies
 from myxtts.batch import ASR_FEATURES
 from myxtts.models.asr import ENCODERS, SIZES, ASRSize, build_asr, ctc_labels
-from myxtts.models.layers import parameter_count, weight_count
+from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit
 from myxtts.text.symbols import subsampled_length
 from tests import tiny
@@ -246,5 +246,5 @@ class Sizes(unittest.TestCase):
         for encoder, kind in ENCODERS.items():
             block = kind(size, 0.0, name=encoder)
             block(tf.zeros([1, 1, size.channels]), tf.ones([1, 1, 1]), tf.constant([1]))
-            counts.append(weight_count(block.trainable_variables))
+            counts.append(parameter_count(block))
         np.testing.assert_allclose(counts, counts[0], rtol=0.02)

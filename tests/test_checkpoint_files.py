@@ -249,6 +249,16 @@ class Damaged(Case):
         rewrite_state(self.checkpoint, lambda state: state.pop("symbols"))
         self.assertIn("symbols: Field required. ", self.message(read_record, self.checkpoint))
 
+    def test_removed_settings_are_ignored_unless_the_run_used_them(self):
+        unused = {"discriminators": False, "adversarial_weight": 0.1}
+        record = read_record(self.checkpoint)
+        rewrite_state(self.checkpoint, lambda state: state["settings"]["vocoder"].update(unused))
+        self.assertEqual(read_record(self.checkpoint), record)
+        used = {"discriminators": True}
+        rewrite_state(self.checkpoint, lambda state: state["settings"]["vocoder"].update(used))
+        message = self.message(read_record, self.checkpoint)
+        self.assertIn("settings.vocoder.discriminators: Extra inputs", message)
+
     def test_every_value_of_a_record_is_read_as_it_was_written(self):
         record = make_record(
             settings=Config(training=TrainingConfig(freeze=("decoder",), init_from="x")),

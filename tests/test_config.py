@@ -127,10 +127,16 @@ class YamlTest(YamlCase):
             ("independent:\n  jobs: 2\n", "line 1: 'independent' was renamed to 'local_sgd'."),
             ("model:\n  task: voice\n", "but must be one of tts, asr, vocoder. Use tts."),
             ("data:\n  real_time: true\n", "it was removed. It belonged to --emulate."),
+            ("vocoder:\n  discriminators: true\n", "line 2: 'discriminators' is unknown: it was"),
             ("training:\n  lr: 1e-4\n", f"line 2: 'lr' is unknown. {rate}"),
             ("lr: 1e-4\n", f"line 1: 'lr' is unknown. {rate}"),
             ("data:\n  n_mels: 80\n", "'n_mels' is unknown: all models have 80 mel bands"),
         )
+
+    def test_removed_settings_that_a_run_did_not_use_are_ignored(self):
+        unused = "discriminators: false\n  adversarial_weight: 0.1"
+        self.assertEqual(self.load(f"vocoder:\n  {unused}\n"), Config())
+        self.assert_errors((f"vocoder:\n  {unused}5\n", "line 3: 'adversarial_weight' is unknown"))
 
     def test_all_unknown_names_of_a_file_are_listed(self):
         message = self.error_of("training:\n  lr: 1\n  fp16: 1\nseeds:\n  a: 1\n")
@@ -320,6 +326,7 @@ class NamesTest(unittest.TestCase):
         renamed = {f"--{name.replace('_', '-')}" for name in former["renamed"].values()}
         self.assertEqual(renamed - self.flags, set())
         self.assertEqual({*former["renamed"], *former["removed"]} & set(SETTINGS), set())
+        self.assertLessEqual(set(former["unused"]), set(former["removed"]))
         for name, values in former["values"].items():
             self.assertEqual(set(values) & set(SETTINGS[name].choices), set())
         self.assertLessEqual(set(former["sections"].values()), set(SECTIONS))

@@ -31,7 +31,7 @@ from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.training.hooks import check_devices
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizers
+from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests import tiny
 from tests.fixtures import temporary_folder
@@ -149,10 +149,10 @@ class MisplacedValueTest(unittest.TestCase):
 
     def test_optimizer_built_outside_the_scope_is_rejected(self):
         toy = build_toy()
-        optimizers = make_optimizers(toy, 0.01, "float32")
+        optimizer = make_optimizer(0.01, "float32")
         options = {"averaged": False, "replicas": tiny.replicas_on(MODEL)}
         message = f"all values must be on {MODEL}, but found adamw/iteration on {DATA}"
-        self.assert_rejected(message, TrainingState, toy, optimizers, **options)
+        self.assert_rejected(message, TrainingState, toy, optimizer, **options)
 
     def test_first_step_checks_batches_losses_and_optimizer(self):
         state = training_state(build_toy())
@@ -162,7 +162,7 @@ class MisplacedValueTest(unittest.TestCase):
         self.assert_rejected(f"losses on {DATA}", check_devices, state, [batch], bad)
         mixed = batch | {"mel": misplaced["mel"]}
         self.assert_rejected(f"found mel on {DATA}", check_devices, state, [mixed], good)
-        state.groups = training_state(build_toy(device=DATA), device=DATA).groups
+        state.optimizer = training_state(build_toy(device=DATA), device=DATA).optimizer
         self.assert_rejected(f"adamw/iteration on {DATA}", check_devices, state, [batch], good)
 
     def test_more_than_five_misplaced_values_are_counted(self):

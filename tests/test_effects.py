@@ -15,10 +15,8 @@ from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.runs import check_same_settings
 from tests.fixtures import temporary_folder
 
-WITH_OTHERS = {  # what rules of checks.py ask for beside a setting
-    "sync_every": {"jobs": 2, "sync_dir": "syncs"},
-    "discriminators": {"init_from": "runs/vocoder"},
-}
+# What rules of checks.py ask for beside a setting.
+WITH_OTHERS = {"sync_every": {"jobs": 2, "sync_dir": "syncs"}}
 DEPENDENT = [setting for setting in SETTINGS.values() if setting.needs.names]
 
 

@@ -20,7 +20,7 @@ from myxtts.tasks.registry import task_named
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Ancestor, Checkpoint, digest_of, latest, read_record
 from myxtts.training.runs import TrainedRun
-from myxtts.training.state import TrainingState, make_optimizers
+from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.warm_start import Pretrained, extend_rows, load_pretrained, read_pretrained
 from tests import tiny
@@ -128,7 +128,7 @@ class Started(Runs):
         record = read_record(latest(self.workspace.run_dir("tuned") / "checkpoints"))
         names = (record.symbols, record.languages, record.speakers)
         self.assertEqual(names, ((*"abcdefgh", "ა", "ბ"), ("en", "ka"), ("s0", "s1")))
-        source = {"run": str(self.base), "step": step, "weights": digest_of(base.groups["model"])}
+        source = {"run": str(self.base), "step": step, "weights": digest_of(base.weights)}
         ancestor = Ancestor(**source, symbols=8, languages=1, speakers=0)
         self.assertEqual(record.ancestor, ancestor)
         self.assertEqual(record.inherited_vocabulary, vocabulary("abcdefgh", ["en"]))
@@ -181,7 +181,7 @@ class Frozen(Runs):
         flags = (*["--freeze decoder --weight-decay 0.5 --gradient-accumulation 2 --batch-size 2"],)
         self.assertEqual(tune("frozen", *flags).code, 0)
         arrays = dict(arrays_of(latest(self.workspace.run_dir("frozen") / "checkpoints")))
-        start = read_pretrained(self.base, self.workspace.folder).groups["model"]
+        start = read_pretrained(self.base, self.workspace.folder).weights
         for name, array in start.items():
             for group in ("model", "averages"):
                 weights = arrays[f"{group}/{name}"][: len(array)]
@@ -291,7 +291,7 @@ class Network(unittest.TestCase):
         }
         record = make_record(symbols=tuple(symbols), languages=tuple(languages), step=1)
         checkpoint = Checkpoint(Path("runs/base/checkpoints/step-000001"), record)
-        return Pretrained(TrainedRun(Path("runs/base"), checkpoint), {"model": weights})
+        return Pretrained(TrainedRun(Path("runs/base"), checkpoint), weights)
 
     def test_components_match_the_choices_of_the_setting(self):
         self.assertEqual(set(self.model.component_layers()), set(task_named("tts").components))
@@ -311,25 +311,25 @@ class Network(unittest.TestCase):
         for variable in model.trainable_variables:
             if variable.path not in model.vocabulary_variables():
                 np.testing.assert_array_equal(
-                    variable.numpy(), base.groups["model"][variable.path], err_msg=variable.path
+                    variable.numpy(), base.weights[variable.path], err_msg=variable.path
                 )
-        old_rows, rows = base.groups["model"][symbols.path], symbols.numpy()
+        old_rows, rows = base.weights[symbols.path], symbols.numpy()
         np.testing.assert_array_equal(rows[:3], old_rows[:3])
         np.testing.assert_array_equal(rows[3:12], old_rows[:3:-1])
         np.testing.assert_allclose(rows[12], old_rows[3:].mean(axis=0) + fresh[12], rtol=1e-5)
-        np.testing.assert_array_equal(languages.numpy()[0], base.groups["model"][languages.path][1])
+        np.testing.assert_array_equal(languages.numpy()[0], base.weights[languages.path][1])
 
     def test_rejected_weights_leave_the_network_unchanged(self):
         model = self.model
         before = [v.numpy() for v in model.trainable_variables]
         good = self.pretrained_of(model, LETTERS, ["en", "ka"])
-        fewer = dict(list(good.groups["model"].items())[:-1])
+        fewer = dict(list(good.weights.items())[:-1])
         symbols = model.symbol_embedding.embeddings.path
-        wider = good.groups["model"] | {symbols: np.zeros((SYMBOLS, 99), np.float32)}
+        wider = good.weights | {symbols: np.zeros((SYMBOLS, 99), np.float32)}
         known, new = (vocabulary(names, ["en", "ka"]) for names in (LETTERS, (*LETTERS[1:], "z")))
         for weights, expected in ((fewer, "is nothing, but the model has"), (wider, r"\(13, 99\)")):
             with self.assertRaisesRegex(CheckpointError, expected):
-                load_pretrained(Pretrained(good.run, {"model": weights}), model, known)
+                load_pretrained(Pretrained(good.run, weights), model, known)
         with self.assertRaisesRegex(ConfigError, r"does not have \(z\)"):
             load_pretrained(good, model, new, ("text_encoder",))
         for left, variable in zip(before, model.trainable_variables, strict=True):
@@ -341,8 +341,8 @@ class Network(unittest.TestCase):
         replicas = tiny.replicas_on(MODEL)
         with replicas.scope():
             # Without weight decay, which moves weights that have no gradient.
-            optimizers = make_optimizers(model, 0.0, "float32")
-            state = TrainingState(model, optimizers, True, replicas, frozen)
+            optimizer = make_optimizer(0.0, "float32")
+            state = TrainingState(model, optimizer, True, replicas, frozen)
         frozen_paths = set()
         for layer in chain(*(model.component_layers()[name] for name in frozen)):
             frozen_paths |= {v.path for v in layer.variables}

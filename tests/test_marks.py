@@ -10,7 +10,7 @@ from myxtts.local_sgd.merge import merge_settings
 
 TABLES = {
     schema.FIXED: """
-        batch_seconds batch_size buckets discriminators ema_decay encoder freeze
+        batch_seconds batch_size buckets ema_decay encoder freeze
         gradient_accumulation init_from job jobs max_seconds min_seconds model_size precision
         produce_precision reference_seconds seed subsampling sync_every task teacher_fraction
         lexicon loudness text_frontend text_normaliser trim validation_fraction
@@ -28,13 +28,13 @@ TABLES = {
         exclude text_normaliser train_data trim val_data validation_fraction
     """,
     schema.IN_ALL_JOBS: """
-        audio_root columns discriminators ema_decay encoder epochs freeze init_from language
+        audio_root columns ema_decay encoder epochs freeze init_from language
         lexicon loudness max_steps model_size precision reference_seconds resume run runs_dir
         seed subsampling task teacher teacher_fraction text_frontend text_normaliser texts
         exclude train_data trim val_data validation_fraction
     """
     + " ".join(LocalSGDConfig.model_fields),
-    schema.IN_MERGE: "discriminators encoder loudness reference_seconds subsampling",
+    schema.IN_MERGE: "encoder loudness reference_seconds subsampling",
     schema.IN_SYNC: "jobs outer_learning_rate outer_momentum sync_every sync_optimizer",
     schema.OF_FOLDER: "resume run runs_dir",
     schema.NAMES_GPUS: "data_gpu data_gpus data_shares model_gpu model_gpus",
@@ -56,7 +56,7 @@ class MarksTest(unittest.TestCase):
 
     def test_a_merge_compares_the_settings_of_its_task(self):
         compared = {"tts": ["reference_seconds"], "asr": ["encoder", "subsampling"]}
-        for task, names in {**compared, "vocoder": ["discriminators"]}.items():
+        for task, names in {**compared, "vocoder": []}.items():
             names = ["loudness", *names]
             self.assertEqual([setting.name for setting in merge_settings(task)], names)
             for setting in merge_settings(task):

@@ -20,7 +20,7 @@ from myxtts.placement.routes import Route
 from myxtts.report.metrics import read_metrics
 from myxtts.training.loop import LookAhead
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizers
+from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests import tiny
 from tests.long import long
@@ -43,7 +43,7 @@ def built(build, replicas: Replicas, precision="float32", accumulation=1):
     keras.utils.set_random_seed(0)
     with replicas.scope():
         model = build(precision)
-        state = TrainingState(model, make_optimizers(model, 0.01, precision), True, replicas)
+        state = TrainingState(model, make_optimizer(0.01, precision), True, replicas)
     return state, Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
 
 

@@ -10,7 +10,6 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 from myxtts.config import schema
 from myxtts.config.schema import ASRConfig, Config, ModelConfig, TrainingConfig
 from myxtts.data.manifest import Vocabulary
-from myxtts.models.discriminators import AdversarialSettings
 from myxtts.tasks.asr import ASRTask
 from myxtts.tasks.tts import TTSTask
 from myxtts.tasks.vocoder import VocoderTask
@@ -45,15 +44,11 @@ class Networks(unittest.TestCase):
         settings = {"precision": "mixed_bfloat16", "dropout": 0.125}
         build.assert_called_once_with("small", 5, "lmu", 2, **settings)
 
-    def test_of_a_vocoder_and_its_discriminators(self):
-        weights = {"adversarial_weight": 0.2, "feature_matching_weight": 0.3}
-        pace = {"adversarial_warmup_steps": 7, "discriminator_lr_ratio": 0.5}
-        vocoder = schema.VocoderConfig(discriminators=True, **weights, **pace)
+    def test_of_a_vocoder(self):
         model = ModelConfig(task="vocoder", model_size="small", gradient_checkpointing=True)
-        expected = AdversarialSettings(**weights, warmup_steps=7, learning_rate_ratio=0.5)
         with mock.patch("myxtts.tasks.vocoder.build_vocoder") as build:
-            VocoderTask().build(Config(model=model, vocoder=vocoder, training=MIXED), VOCABULARY)
-        settings = {"refine_mel": False, "gradient_checkpointing": True, "adversarial": expected}
+            VocoderTask().build(Config(model=model, training=MIXED), VOCABULARY)
+        settings = {"refine_mel": False, "gradient_checkpointing": True}
         build.assert_called_once_with("small", "mixed_bfloat16", **settings)
 
 

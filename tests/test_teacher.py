@@ -115,7 +115,7 @@ class MelHead(unittest.TestCase):
         vocabulary = Vocabulary(SymbolTable(()), (), ())
         record = make_record(symbols=(), speakers=(), languages=())
         trained = TrainedRun(Path(), Checkpoint(Path(), record))
-        load_pretrained(Pretrained(trained, {"model": weights}), taught, vocabulary)
+        load_pretrained(Pretrained(trained, weights), taught, vocabulary)
         mel = np.random.default_rng(0).normal(-5.5, 2.0, (1, 20, 80)).astype(np.float32)
         mel = on_device({"mel": mel})["mel"]
         seed = tf.constant([0, 1])

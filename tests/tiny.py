@@ -34,7 +34,7 @@ from myxtts.training.checkpoint_files import Checkpoint, Record
 from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.runs import TrainedRun
 from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizers
+from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from tests.fixtures import temporary_folder
 from tests.kill_points import KillPoints
@@ -78,7 +78,7 @@ def training_state(
 ):
     replicas = replicas_on(device)
     with replicas.scope():
-        return TrainingState(model, make_optimizers(model, 0.01, precision), averaged, replicas)
+        return TrainingState(model, make_optimizer(0.01, precision), averaged, replicas)
 
 
 def save_checkpoint(run: Path, record: Record, state: TrainingState) -> Path:

@@ -353,10 +353,6 @@ def longest_operations(scope: Scope, inputs: AllInputs) -> Iterator[Operation]:
     yield taught(scope, "vocoder", inputs.speech, inputs.voices, TAUGHT_STRETCHES)
     yield from steps(scope, inputs.recogniser, "step of the recogniser")
     yield from steps(scope, inputs.segments, "step of the vocoder")
-    against = {"vocoder": {"discriminators": True}}
-    yield step(
-        scope, "step of the vocoder against discriminators", inputs.segments, STRICT, **against
-    )
     yield vocoding(scope, inputs.speech)
 
 
@@ -498,7 +494,7 @@ def step(
         losses = {
             name: value for name, value in train_step.read(outcome).items() if name != SKIPPED
         }
-        moments = [v.numpy() for v in optimizer_variables(state) if v.path.endswith("_momentum")]
+        moments = [v.numpy() for v in state.optimizer.variables if v.path.endswith("_momentum")]
         changes = [v.numpy() - old for v, old in zip(state.trained, before, strict=True)]
         outputs = {
             "losses": np.array([*losses.values()]),
@@ -511,11 +507,7 @@ def step(
 
 
 def variables(state) -> list:
-    return [*state.model.variables, *optimizer_variables(state)]
-
-
-def optimizer_variables(state) -> list:
-    return [variable for group in state.groups for variable in group.optimizer.variables]
+    return [*state.model.variables, *state.optimizer.variables]
 
 
 def first_values(state, built: dict[tuple, tuple]) -> list[np.ndarray]:

@@ -50,7 +50,6 @@ class NetworkVocoder:
         self._network = network
         self.description = description
         self.metadata = metadata
-        # Those that it reads: discriminators are not part of an export.
         self.variables = list(network.synthesize.get_concrete_function().variables)
         self.synthesize = network.synthesize
 

@@ -39,9 +39,6 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
         yield "compile is 'xla', but XLA needs known shapes. Add --enable-static-shapes."
     if training.compile == "xla" and training.alignment_search == "host":
         yield "compile is 'xla', but alignment_search is 'host'. Leave out one of the two."
-    # Against random weights, discriminators teach a vocoder to make noise.
-    if config.vocoder.discriminators and training.init_from is None:
-        yield "--discriminators need a trained vocoder. Name its run with --init-from."
     if data.cache_dataset and not config.run.lock:
         yield "cache_dataset needs a file system with locks. Leave out one of it and --no-lock."
     yield from _selection_contradictions(config.run, config.model.task)

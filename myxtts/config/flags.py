@@ -188,8 +188,14 @@ def join_names(names: Sequence[str]) -> str:
 
 @cache
 def former_names() -> dict[str, Any]:
-    """Return the tables `renamed`, `removed`, `sections` and `values` of former_names.yaml."""
+    """Return the tables `renamed`, `removed`, `unused`, `sections` and `values`."""
     return yaml.safe_load(Path(__file__).with_name("former_names.yaml").read_text("utf-8"))
+
+
+def was_unused(name: str, value: Any) -> bool:
+    """Whether a setting was removed since a run recorded it with a value of no effect."""
+    unused = former_names()["unused"]
+    return name in unused and value == unused[name]
 
 
 @cache

@@ -289,6 +289,8 @@ def _read(path: Path, through: tuple[Path, ...] = ()) -> _Source:
         settings = _lines(settings, f"{where}the section {section!r}")
         for name, value in settings.items():
             where = f"{path}, line {settings.lines[name]}: "
+            if flags.was_unused(name, value):
+                continue
             if name not in SETTINGS or SETTINGS[name].section != section:
                 unknown.append(where + _unknown(name, section))
             else:

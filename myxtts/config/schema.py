@@ -106,7 +106,6 @@ RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_leng
 ServiceAddress = Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]
 Reference = Annotated[float, Field(ge=0.5, le=30.0)]
 TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
-Weight = Annotated[float, Field(ge=0.0, le=100.0)]
 Silence = Annotated[float, Field(ge=15.0, le=80.0)]
 Loudness = Annotated[float, Field(ge=-50.0, le=-10.0)]
 Frontend = Literal["phonemes", "characters"]
@@ -126,7 +125,6 @@ DISTILLING = needs(task="tts", teacher=SET)
 WITH_TEXTS = needs(task=("tts", "asr")) | BY_TEACHER
 WITH_PHONEMES = WITH_TEXTS & needs(text_frontend="phonemes")
 IN_VOICES = needs(task="tts") | BY_TEACHER
-ADVERSARIAL = needs(discriminators=SET)
 SYNCING = needs(sync_every=SET)
 EVALUATING = needs(evaluate_every=SET)
 SELECTING = needs(select_by="loss", validate_every=SET) | (
@@ -372,16 +370,6 @@ class VocoderConfig(Section):
     all_need: ClassVar[Needs] = needs(task="vocoder")
     vocoder_segment_seconds: Annotated[float, Field(ge=0.15, le=10.0)] = 0.65
     """Train on a random segment of this duration from each utterance."""
-    discriminators: Annotated[bool, FIXED, IN_ALL_JOBS, IN_MERGE] = False
-    """Train against multi-period and multi-resolution discriminators, after init_from."""
-    adversarial_weight: Annotated[Weight, ADVERSARIAL] = 0.1
-    """Weight of the adversarial loss, besides the spectral losses."""
-    feature_matching_weight: Annotated[Weight, ADVERSARIAL] = 0.5
-    """Weight of the feature-matching loss."""
-    adversarial_warmup_steps: Annotated[Period, ADVERSARIAL] = 2000
-    """Steps over which these weights rise from 0, while the discriminators are untrained."""
-    discriminator_lr_ratio: Annotated[float, Field(gt=0.0, le=100.0), ADVERSARIAL] = 1.0
-    """Learning rate of the discriminators divided by that of the vocoder."""
 
 
 class TeacherConfig(Section):

@@ -12,7 +12,6 @@ from myxtts.evaluation import asr, held_out, metrics, tts, vocoder
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions
 from myxtts.evaluation.table import ColumnScore, ScoreWeights
 from myxtts.files import check_writable, make_folder, tolerate_full_disk, write_json, write_whole
-from myxtts.models.loss_groups import network_variables
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER, SCORES
@@ -84,7 +83,7 @@ def open_evaluator(
         with tf.device(device):
             network = task.build(setup.config, setup.corpora.vocabulary, "float32")
         local = setup.replicas.local_results
-        sources = {v.path: local(v.value)[0] for v in network_variables(source)}
+        sources = {v.path: local(v.value)[0] for v in source.variables}
         snapshot = Snapshot(network, sources, device)
         # TensorFlow prepares a function at its first call.
         snapshot.take()

@@ -49,8 +49,6 @@ TAKEOVER_S = 10.0
 KEPT_SYNCS = 3
 
 Arrays = dict[str, np.ndarray]
-Trained = Mapping[str, Sequence[str]]
-"""Names of the trained variables of each group of weights, the network's first."""
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +96,7 @@ class WeightSync:
                 )
         start = self._averaged(state.step)
         if not self._is_plain_average and state.audio_s == 0 and not start.exists():
-            groups = [(group.name, state.arrays(group.name)) for group in state.groups]
-            self._publish(start, groups, self._record)
+            self._publish(start, [("model", state.arrays("model"))], self._record)
 
     def is_due(self, state: TrainingState) -> bool:
         """Return whether this step ends with a sync that has not taken place yet."""
@@ -122,7 +119,7 @@ class WeightSync:
             # A run that was stopped in its sync has contributed already.
             if not contribution.exists():
                 write_state(contribution, state, self._record)
-            trained = {group.name: [v.path for v in group.trained] for group in state.groups}
+            trained = [v.path for v in state.trained]
             awaited = self._wait_for_average(step, trained, stop_requested)
             if awaited is None:
                 return False
@@ -147,9 +144,12 @@ class WeightSync:
         return True
 
     def _wait_for_average(
-        self, step: int, trained: Trained, stop_requested: Callable[[], bool]
+        self, step: int, trained: Sequence[str], stop_requested: Callable[[], bool]
     ) -> int | None:
-        """Return the step of the newest average, at least `step`; None if a stop came first."""
+        """Return the step of the newest average, at least `step`; None if a stop came first.
+
+        `trained` are the names of the trained variables.
+        """
         began_s = self._clock_s()
         warn_s = began_s + TAKEOVER_S
         ready_s = math.inf
@@ -189,7 +189,7 @@ class WeightSync:
         jobs = {int(path.name.removeprefix("loaded-by-job-")) for path in loaded}
         return jobs.union(entry.job for entry in participants)
 
-    def _average(self, step: int, jobs: Sequence[int], trained: Trained) -> None:
+    def _average(self, step: int, jobs: Sequence[int], trained: Sequence[str]) -> None:
         """Publish the mean of these jobs' contributions; damaged ones are left out."""
         contributions: dict[int, Checkpoint] = {}
         for job in jobs:
@@ -224,7 +224,7 @@ class WeightSync:
         self._publish(self._averaged(step), groups, self._record.model_copy(update=update))
 
     def _averaged_groups(
-        self, contributions: Sequence[Checkpoint], weights: Sequence[float], trained: Trained
+        self, contributions: Sequence[Checkpoint], weights: Sequence[float], trained: Sequence[str]
     ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
         """Yield each group of an average, with its arrays."""
 
@@ -234,11 +234,8 @@ class WeightSync:
         change: Arrays = {}
         momentum: Arrays = {}
         if not self._is_plain_average:
-            for group, names in trained.items():
-                group_change, group_momentum = self._outer_step(group, dict(mean(group)), names)
-                change |= group_change
-                momentum |= group_momentum
-        for group in (*trained, "averages"):
+            change, momentum = self._outer_step(dict(mean("model")), trained)
+        for group in ("model", "averages"):
             if group in contributions[0].groups:
                 # The averages move with the trained variables, which they would lag behind.
                 yield (
@@ -262,11 +259,11 @@ class WeightSync:
                 )
 
     def _outer_step(
-        self, group: str, mean: Mapping[str, np.ndarray], trained: Sequence[str]
+        self, mean: Mapping[str, np.ndarray], trained: Sequence[str]
     ) -> tuple[Arrays, Arrays]:
         """Return what is added to the mean of each trained variable, and the momentum, by name."""
         last = Checkpoint.read(self._averaged(self._newest_step()))
-        previous = last.arrays(group)
+        previous = last.arrays("model")
         previous_momentum = last.arrays("outer") if "outer" in last.groups else {}
         learning_rate = self._settings.outer_learning_rate
         decay = self._settings.outer_momentum
@@ -296,9 +293,8 @@ class WeightSync:
         load_variables(average, groups)
         if self._settings.sync_optimizer == "reset":
             # Zero is also assigned to the learning rate, which is set at each step.
-            for trained in state.groups:
-                for variable in unscaled(trained.optimizer).variables:
-                    variable.assign(tf.zeros_like(variable))
+            for variable in unscaled(state.optimizer).variables:
+                variable.assign(tf.zeros_like(variable))
         (average.path.parent / f"loaded-by-{self._name}").touch()
         for contribution in self._sync_dir.glob(f"sync-*/{self._name}"):
             if merge.sync_step(contribution.parent) < step:

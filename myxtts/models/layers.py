@@ -16,21 +16,25 @@ from myxtts.batch import empty_batch
 from myxtts.portable_ops import fold_in, indices, on_host, stateless_uniform
 
 
-def build_network(precision: str, create: Callable[[], keras.Model], **call):
+def build_network(precision: str, create: Callable[[], keras.Model]):
     """Build a network with all its variables, on the device or replicas in whose scope we are.
 
-    `precision` is the Keras dtype policy of every layer, but variables stay float32. `call` are
-    arguments of the call that creates the variables.
+    `precision` is the Keras dtype policy of every layer, but variables stay float32.
     """
     policy_before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
         model = create()
         # Keras creates variables at the first call: eagerly, in this scope.
-        model(empty_batch(model.BATCH_FIELDS), **call)
+        model(empty_batch(model.BATCH_FIELDS))
     finally:
         keras.config.set_dtype_policy(policy_before)
     return model
+
+
+def loss_names(model: keras.Model) -> tuple[str, ...]:
+    """Return the names of the losses that a model reports, those that it only observes last."""
+    return *model.LOSS_NAMES, *getattr(model, "OBSERVED_NAMES", ())
 
 
 def length_mask(lengths, padded, dtype):
@@ -257,10 +261,6 @@ def _frequencies(count: int):
     return tf.constant([10_000.0 ** (-i / count) for i in range(count)])[None, :]
 
 
-def parameter_count(model: keras.Model) -> int:
-    return weight_count(model.trainable_variables)
-
-
-def weight_count(variables) -> int:
-    """Return the number of values in Keras variables."""
-    return sum(int(variable.value.shape.num_elements()) for variable in variables)
+def parameter_count(layer: layers.Layer) -> int:
+    """Return the number of values in the trainable variables of a layer or model."""
+    return sum(int(v.value.shape.num_elements()) for v in layer.trainable_variables)

@@ -26,9 +26,7 @@ from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, 
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
-from myxtts.models.discriminators import AdversarialSettings, Discriminators
 from myxtts.models.layers import CompositeLayer, Dense, build_network, mean_of_rows, sum_over
-from myxtts.models.loss_groups import NETWORK, LossGroup
 from myxtts.portable_ops import fold_in, stateless_normal
 
 # Window of the filters, half that of the mel: they change more often than the mel.
@@ -48,8 +46,6 @@ MEL_BLOCKS = 4
 PITCH_BINS = 96
 MAX_FLUCTUATION = 3.0
 PITCH_NEIGHBOURS = 3  # on each side of the likeliest bin, over which F0 is averaged
-# Of Adam against discriminators (HiFi-GAN, Kong et al. 2020).
-ADVERSARIAL_BETA_1 = 0.8
 # 0.59 s: a person's phases are estimated with an error of 0.15 cycles in the median, and a longer
 # window averages it out.
 PHASE_WINDOW_FRAMES = 51
@@ -86,7 +82,6 @@ class Vocoder(keras.Model):
     """The vocoder network.
 
     Args:
-        adversarial: also train against discriminators, which add their own losses in training.
         refine_mel: the mels are those of a voice, and the network brings them closer to those of
             recordings first.
     """
@@ -94,11 +89,7 @@ class Vocoder(keras.Model):
     LOSS_NAMES = ("spectral", "complex", "mel", "pitch", "voicing", "phase")
 
     def __init__(
-        self,
-        size: VocoderSize,
-        gradient_checkpointing: bool = False,
-        adversarial: AdversarialSettings | None = None,
-        refine_mel: bool = False,
+        self, size: VocoderSize, gradient_checkpointing: bool = False, refine_mel: bool = False
     ):
         # Signals stay float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="vocoder", autocast=False)
@@ -111,8 +102,6 @@ class Vocoder(keras.Model):
         self.out_norm = layers.LayerNormalization(name="out_norm")
         small = keras.initializers.RandomNormal(stddev=0.002)
         self.filters = Dense(4 * FILTERS_PER_FRAME * BINS, kernel_initializer=small, name="filters")
-        self.adversarial = adversarial
-        self.discriminators = Discriminators(name="discriminators") if adversarial else None
         self.mel_head = MelHead(size.pitch_channels, name="mel_head") if refine_mel else None
         self.BATCH_FIELDS = TAUGHT_VOCODER_FEATURES if refine_mel else VOCODER_FEATURES
 
@@ -130,27 +119,6 @@ class Vocoder(keras.Model):
         """Return the layers that a pretrained run may lack: initially they change nothing."""
         return [] if self.mel_head is None else [self.mel_head]
 
-    def loss_groups(self) -> dict[str, LossGroup]:
-        """Return the groups of losses, see `LossGroup`: one, or two with discriminators."""
-        if self.discriminators is None or self.adversarial is None:
-            return {NETWORK: LossGroup(self.LOSS_NAMES, self.variables)}
-        judged = {v.path for v in self.discriminators.variables}
-        rising = Discriminators.NETWORK_LOSSES
-        network = LossGroup(
-            (*self.LOSS_NAMES, *rising),
-            [v for v in self.variables if v.path not in judged],
-            rising,
-            self.adversarial.warmup_steps,
-            beta_1=ADVERSARIAL_BETA_1,
-        )
-        discriminators = LossGroup(
-            Discriminators.LOSS_NAMES,
-            self.discriminators.variables,
-            learning_rate_ratio=self.adversarial.learning_rate_ratio,
-            beta_1=ADVERSARIAL_BETA_1,
-        )
-        return {NETWORK: network, "discriminators": discriminators}
-
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""
 
@@ -165,7 +133,7 @@ class Vocoder(keras.Model):
             Losses, float32 scalars, weighted: `spectral`, see `multi_resolution_stft_loss`;
             `complex`, see `complex_stft_loss`; `mel`, the mean absolute error of the log-mel;
             `pitch` and `voicing`, cross-entropies of the pitch head; `phase`, the squared error of
-            its phasor. In training with discriminators also theirs, see `Discriminators`.
+            its phasor.
             Outputs: `wave` float32 [B, T * 256].
         """
         mel = target_mel = batch["mel"]
@@ -190,10 +158,6 @@ class Vocoder(keras.Model):
             "voicing": VOICING_WEIGHT * voicing,
             "phase": PHASE_WEIGHT * phase,
         }
-        if training and self.discriminators is not None and self.adversarial is not None:
-            by_row |= self.discriminators(true, estimate)
-            by_row["adversarial"] *= self.adversarial.adversarial_weight
-            by_row["feature_matching"] *= self.adversarial.feature_matching_weight
         return {name: tf.reduce_sum(loss * weight) for name, loss in by_row.items()}, {"wave": wave}
 
     @tf.function(
@@ -260,8 +224,7 @@ class Vocoder(keras.Model):
 
 def build_vocoder(size: str, precision: str = "float32", **settings) -> Vocoder:
     """Build Vocoder of a key of SIZES; `settings` are its arguments. See `build_network`."""
-    # In training, so that the discriminators also create their variables.
-    return build_network(precision, lambda: Vocoder(SIZES[size], **settings), training=True)
+    return build_network(precision, lambda: Vocoder(SIZES[size], **settings))
 
 
 class FilterBlock(CompositeLayer):

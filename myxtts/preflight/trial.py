@@ -189,17 +189,15 @@ def take_steps(
     features = [[batch.features for batch in batches] for batches in microbatches]
     handed = [step.hand_over(features[i % len(features)]) for i in range(1 + HANDED_OVER_AHEAD)]
     repeated = [handed[i % len(handed)] for i in range(accumulation)]
-    optimizers = [group.optimizer for group in state.groups]
     seconds = []
     for _ in range(MAX_SCALED_STEPS if is_scaled(state.optimizer) else 2):
-        before = sum(int(optimizer.iterations) for optimizer in optimizers)
+        before = int(state.optimizer.iterations)
         started_s = time.perf_counter()
         outcome = step(repeated, state.step + 1, rates)
         state.advance(microbatches[0][0].planned.step)
         metrics = step.read(outcome)
         seconds.append(time.perf_counter() - started_s)
-        updates = sum(int(optimizer.iterations) for optimizer in optimizers) - before
-        if len(seconds) > 1 and updates == len(optimizers):
+        if len(seconds) > 1 and int(state.optimizer.iterations) > before:
             break
     return metrics, seconds, handed[0]
 

@@ -70,8 +70,6 @@ def console_line(step: int, metrics: dict[str, Any]) -> str:
     `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps
     up`, or `bottleneck read, 71 % of making a batch`
     """
-    # A group of variables with a loss of its own, such as the discriminators, has loss_GROUP.
-    losses = ["loss", *(name for name in metrics if name.startswith("loss_"))]
     wait_share = 1.0 - metrics["accelerator_utilisation"]
     pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)
     stage = metrics["bottleneck"]
@@ -82,7 +80,7 @@ def console_line(step: int, metrics: dict[str, Any]) -> str:
         bottleneck = f"bottleneck {stage}, {100 * share:.0f} % of making a batch"
     parts = [
         f"step {step:6d}",
-        *(f"{name.replace('_', ' ')} {metrics[name]:.3f}" for name in losses),
+        f"loss {metrics['loss']:.3f}",
         f"{metrics['steps_per_s']:.1f} steps/s",
         f"wait {100 * wait_share:.1f} %",
         f"pause {100 * pause_share:.1f} %",

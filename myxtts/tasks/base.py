@@ -181,8 +181,7 @@ def computes_as_evaluated(config: Config) -> bool:
 
     Any other network has other variables or outputs than the one that `evaluate` builds.
     """
-    is_plain = config.training.precision == "float32" and not config.vocoder.discriminators
-    return is_plain and config.teacher.teacher is None
+    return config.training.precision == "float32" and config.teacher.teacher is None
 
 
 def kept_bytes(config: Config) -> int:

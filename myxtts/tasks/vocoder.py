@@ -17,7 +17,6 @@ from myxtts.data.audio_file import write_wav
 from myxtts.data.features import FeatureExtractor, LoadFrozen, at_loudness, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import vocoder
-from myxtts.models.discriminators import AdversarialSettings, hidden_values
 from myxtts.models.vocoder import build_vocoder, mel_and_spectrum
 from myxtts.report import plots
 from myxtts.report.samples import sound_file
@@ -57,19 +56,11 @@ class VocoderTask(Task):
         refine_mel = config.teacher.teacher is not None
         if inference:
             return build_vocoder(model.model_size, inference, refine_mel=refine_mel)
-        settings = config.vocoder
-        adversarial = AdversarialSettings(
-            settings.adversarial_weight,
-            settings.feature_matching_weight,
-            settings.adversarial_warmup_steps,
-            settings.discriminator_lr_ratio,
-        )
         return build_vocoder(
             model.model_size,
             config.training.precision,
             refine_mel=refine_mel,
             gradient_checkpointing=model.gradient_checkpointing,
-            adversarial=adversarial if settings.discriminators else None,
         )
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
@@ -77,12 +68,7 @@ class VocoderTask(Task):
         positions = sizes["batch"] * sizes["segment_frames"]
         kept = 1 if config.model.gradient_checkpointing else KEPT_ARRAYS
         blocks = size.channels * size.blocks * kept * kept_bytes(config)
-        judged = 0
-        if config.vocoder.discriminators:
-            samples = (sizes["segment_frames"] - 2 * CONTEXT_FRAMES) * HOP_SAMPLES
-            # Kept of recording and generated wave, and of their difference in float32.
-            judged = sizes["batch"] * hidden_values(samples) * (2 * kept_bytes(config) + 4)
-        return positions * (blocks + KEPT_SPECTRA * (FFT_SAMPLES // 2 + 1) * 4) + judged
+        return positions * (blocks + KEPT_SPECTRA * (FFT_SAMPLES // 2 + 1) * 4)
 
     def metric(self, vocabulary: Vocabulary) -> Callable[[], Metric]:
         return LogMelError

@@ -3,8 +3,7 @@
 checkpoints/step-000500/
     model.safetensors       the weights of the network, by names of variables
     averages.safetensors    their moving averages, with --ema-decay
-    optimizer.safetensors   the state of the optimizers
-    GROUP.safetensors       weights of a further loss group of the model, such as discriminators
+    optimizer.safetensors   the state of the optimizer
     state.json              a `Record`
 
 The last line of state.json is the checksum of the lines above it. These hold the digest of each
@@ -29,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from myxtts import files
+from myxtts.config.flags import was_unused
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.data.manifest import Vocabulary
@@ -317,7 +317,7 @@ def read_record(checkpoint: Path) -> Record:
     # A setting or value that this version lacks is no damage.
     try:
         if document.get("format") == FORMAT:
-            _complete_settings(document)
+            _update_settings(document)
             return Record.model_validate_json(json.dumps(document))
     except ValidationError as error:
         first = error.errors()[0]
@@ -327,11 +327,14 @@ def read_record(checkpoint: Path) -> Record:
     )
 
 
-def _complete_settings(document: dict[str, Any]) -> None:
-    """Add the normaliser that runs had before there was one: none."""
+def _update_settings(document: dict[str, Any]) -> None:
+    """Add the normaliser that runs had before there was one, and drop settings that were unused."""
     settings = document.get("settings")
     if isinstance(settings, dict) and isinstance(settings.get("data"), dict):
         settings["data"].setdefault("text_normaliser", "none")
+    if isinstance(settings, dict) and isinstance(settings.get("vocoder"), dict):
+        values = settings["vocoder"].items()
+        settings["vocoder"] = {name: value for name, value in values if not was_unused(name, value)}
 
 
 def write_record(checkpoint: Path, record: Record) -> None:

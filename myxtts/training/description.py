@@ -21,7 +21,7 @@ from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.data.pipeline import HANDED_OVER_AHEAD
 from myxtts.errors import OutOfMemory, TrainingError, lacking_memory
-from myxtts.models.layers import parameter_count, weight_count
+from myxtts.models.layers import parameter_count
 from myxtts.placement.devices import describe
 from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
@@ -43,8 +43,7 @@ def log_start(setup: TrainingSetup) -> None:
         folder = start.folder.path
         log.info("new run        --resume finds no checkpoint in %s: training starts", folder)
     if start.pretrained is not None:
-        groups = [group.name for group in setup.state.groups[1:]]
-        log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary, groups))
+        log.info("start          %s", start.pretrained.describe(setup.corpora.vocabulary))
     if setup.replicas.is_chief:
         warnings = (
             batch_exceeds_corpus_warning(corpus),
@@ -61,11 +60,6 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     config, state, schedule = setup.config, setup.state, setup.schedule
     training, plan = config.training, setup.corpora.training.plan
     total, steps = schedule.total_steps, plan.steps_per_epoch
-    parameters = {"parameters": parameter_count(state.model)}
-    for group in state.groups[1:]:
-        count = parameters[f"of the {group.name}"] = weight_count(group.spec.variables)
-        parameters["parameters"] -= count
-    counts = ", ".join(f"{count:,} {name}" for name, count in parameters.items())
     precision = training.precision if training.tf32 else f"{training.precision} without TF32"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
     # One batch is about to enter the feed. A step takes its microbatches and those that are handed
@@ -77,7 +71,10 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         "corpus": _describe_corpora(setup),
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
-        "model": f"{task_of(config).describe(config)}, {counts}, {precision}",
+        "model": (
+            f"{task_of(config).describe(config)}, {parameter_count(state.model):,} parameters,"
+            f" {precision}"
+        ),
         **setup.implementation_notes,
         "step": _describe_step(setup),
         "host memory": f"about {setup.memory}",

@@ -27,7 +27,7 @@ from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
 from myxtts.data.pipeline import HandOver, Pipeline, ProducedBatch, ReplicaFeed
 from myxtts.data.reading import read_row
 from myxtts.errors import TrainingError, UserError, lacking_memory
-from myxtts.models.loss_groups import network_variables, observed_names
+from myxtts.models.layers import loss_names
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import SAMPLED_UTTERANCES, Evaluator, Examples, Metric, Sampler
@@ -67,11 +67,11 @@ class Snapshot:
 
     Args:
         network: built on the device. The copy is traced here, on the main thread.
-        sources: what is copied, by the names of the variables that inference uses.
+        sources: what is copied, by the names of the network's variables.
     """
 
     def __init__(self, network: keras.Model, sources: Mapping[str, tf.Variable], device: str):
-        variables = {v.path: v.value for v in network_variables(network)}
+        variables = {v.path: v.value for v in network.variables}
         assert variables.keys() == sources.keys()
         require_device(device, variables.items())
         self.network, self.device = network, device
@@ -127,7 +127,7 @@ class Validation:
             return tf.stack([by_name[name] for name in self._names]), measured
 
         self._minimised, self._device = model.LOSS_NAMES, device
-        self._names = *model.LOSS_NAMES, *observed_names(model)
+        self._names = loss_names(model)
         self._losses = tf.function(
             losses_of, input_signature=[tensor_specs(model.BATCH_FIELDS)], autograph=False
         )

@@ -44,7 +44,7 @@ from myxtts.training.memory import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.published import local_run
 from myxtts.training.runs import RunFolder, TrainedRun
 from myxtts.training.schedule import Schedule
-from myxtts.training.state import TrainingState, make_optimizers
+from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
 from myxtts.training.warm_start import Pretrained, check_freeze, load_pretrained, read_pretrained
 
@@ -412,16 +412,16 @@ def typical_sizes(plan: Plan) -> dict[str, int]:
 def build_state(
     config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
 ) -> TrainingState:
-    """Build the model, with the weights of a pretrained run if there is one, and its optimizers."""
+    """Build the model, with the weights of a pretrained run if there is one, and its optimizer."""
     training = config.training
     keras.utils.set_random_seed(training.seed)
     with replicas.scope():
         network = task_of(config).build(config, vocabulary)
         if pretrained is not None:
             load_pretrained(pretrained, network, vocabulary, training.freeze)
-        optimizers = make_optimizers(network, training.weight_decay, training.precision)
+        optimizer = make_optimizer(training.weight_decay, training.precision)
         is_averaged = training.ema_decay > 0
-        return TrainingState(network, optimizers, is_averaged, replicas, training.freeze)
+        return TrainingState(network, optimizer, is_averaged, replicas, training.freeze)
 
 
 def make_step(config: Config, state: TrainingState) -> Step:

@@ -1,7 +1,6 @@
 """Everything that a run changes: weights, optimizer, averages, and the position in the plan."""
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 import keras
@@ -9,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.data.batch_plan import PlannedStep, Position
-from myxtts.models.loss_groups import NETWORK, LossGroup, loss_groups_of
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
@@ -18,31 +16,21 @@ from myxtts.training.schedule import Observation
 UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # without the names of their layers
 
 
-@dataclass(frozen=True)
-class TrainedGroup:
-    """A loss group, its variables that are trained, and their optimizer; named as its archive."""
-
-    name: str
-    spec: LossGroup
-    trained: list[keras.Variable]
-    optimizer: keras.optimizers.Optimizer
-
-
 class TrainingState:
-    """Model, optimizers, moving average and position of a run, all on the device of each replica.
+    """Model, optimizer, moving average and position of a run, all on the device of each replica.
 
     Build it inside `replicas.scope()`: Keras' optimizer would put its own counters elsewhere.
     Raises PlacementError if a variable is on another device.
 
     Args:
-        optimizers: of each loss group of the model, which was called once.
-        averaged: whether to keep a moving average of the weights that inference uses.
+        model: was called once.
+        averaged: whether to keep a moving average of the weights.
         frozen: components of the model that keep their weights.
 
     Attributes:
-        groups: the loss groups of the model; the first is the network.
+        trained: the variables that are not frozen; gradients and the optimizer cover these.
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
-        skipped_updates: of the loss scales of mixed_float16, since this process started.
+        skipped_updates: of the loss scale of mixed_float16, since this process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         batch_shares: of the replicas in a step; empty where all are equal.
@@ -53,30 +41,25 @@ class TrainingState:
     def __init__(
         self,
         model: keras.Model,
-        optimizers: Mapping[str, keras.optimizers.Optimizer],
+        optimizer: keras.optimizers.Optimizer,
         averaged: bool,
         replicas: Replicas,
         frozen: Collection[str] = (),
     ):
         self.model = model
+        self.optimizer = optimizer
         self.replicas = replicas
         frozen_paths = set()
         if frozen:
             components = model.component_layers()
             for layer in chain.from_iterable(components[name] for name in frozen):
                 frozen_paths |= {v.path for v in layer.variables}
-        trained = {v.path for v in model.trainable_variables}.difference(frozen_paths)
-        self.groups = []
-        for name, spec in loss_groups_of(model).items():
-            of_group = [v for v in spec.variables if v.path in trained]
-            self.groups.append(TrainedGroup(name, spec, of_group, optimizers[name]))
+        self.trained = [v for v in model.trainable_variables if v.path not in frozen_paths]
         # Checked here, because Keras' optimizer would fail with another message.
         variables = ((v.path, replicas.local_results(v.value)[0]) for v in model.variables)
         require_device(self.device, variables)
-        for group in self.groups:
-            group.optimizer.build(group.trained)
-        averaged_variables = self.groups[0].trained if averaged else []
-        self.averages = [tf.Variable(v.value, trainable=False) for v in averaged_variables]
+        optimizer.build(self.trained)
+        self.averages = [tf.Variable(v.value, trainable=False) for v in self.trained if averaged]
         self.bad_step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.skipped_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.step = 0
@@ -94,24 +77,13 @@ class TrainingState:
             require_device(device, self._named_variables(replica))
 
     @property
-    def trained(self) -> list[keras.Variable]:
-        """The variables of all groups that are not frozen; gradients and optimizers cover these."""
-        return list(chain.from_iterable(group.trained for group in self.groups))
-
-    @property
-    def optimizer(self) -> keras.optimizers.Optimizer:
-        """Optimizer of the network: the only one unless the model has several loss groups."""
-        return self.groups[0].optimizer
-
-    @property
     def device(self) -> str:
         """Device of the first replica; see `Replicas.device`."""
         return self.replicas.device
 
     def _named_variables(self, replica: int) -> Iterator[tuple[str, tf.Variable]]:
         """Yield every variable of a replica of this process with its name."""
-        optimizers = chain.from_iterable(group.optimizer.variables for group in self.groups)
-        for v in chain(self.model.variables, optimizers):
+        for v in chain(self.model.variables, self.optimizer.variables):
             yield v.path, self.replicas.local_results(v.value)[replica]
         for v in self.averages:
             yield "moving average", self.replicas.local_results(v)[replica]
@@ -128,19 +100,18 @@ class TrainingState:
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
         """Return what a checkpoint holds: group -> name -> variable."""
         groups = {
-            group.name: {v.path: v.value for v in group.spec.variables} for group in self.groups
+            "model": {v.path: v.value for v in self.model.variables},
+            "optimizer": {v.path: v.value for v in self.optimizer.variables},
         }
-        optimizers = chain.from_iterable(group.optimizer.variables for group in self.groups)
-        groups["optimizer"] = {v.path: v.value for v in optimizers}
         if self.averages:
             # A variable that is not trained is its own average.
-            trained = [v.path for v in self.groups[0].trained]
-            groups["averages"] = groups[NETWORK] | dict(zip(trained, self.averages, strict=True))
+            trained = [v.path for v in self.trained]
+            groups["averages"] = groups["model"] | dict(zip(trained, self.averages, strict=True))
         return groups
 
     def inference_variables(self) -> dict[str, tf.Variable]:
-        """Return the variables of the network, averaged if possible, on the first replica."""
-        group = "averages" if self.averages else NETWORK
+        """Return the variables of the model, averaged if possible, on the first replica."""
+        group = "averages" if self.averages else "model"
         variables = self.variables()[group]
         return {name: self.replicas.local_results(v)[0] for name, v in variables.items()}
 
@@ -162,25 +133,18 @@ class TrainingState:
         return array
 
 
-def make_optimizers(
-    model: keras.Model, weight_decay: float, precision: str
-) -> dict[str, keras.optimizers.Optimizer]:
-    """Return AdamW (Loshchilov & Hutter 2019) for each loss group, scaled in mixed_float16.
+def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
+    """Return AdamW (Loshchilov & Hutter 2019), whose loss is scaled in mixed_float16.
 
-    They expect gradients that are summed over all replicas.
+    It expects gradients that are summed over all replicas.
     """
-    optimizers = {}
     # Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
-    # process. Each step sets the learning rates.
-    for name, group in loss_groups_of(model).items():
-        suffix = "" if name == NETWORK else f"_{name}"
-        # 0.99: the second moment follows within 100 steps, which short runs need; Adam's default of
-        # 0.999 takes 1,000.
-        optimizer = AdamWOnReducedGradients(
-            1e-3, weight_decay=weight_decay, beta_1=group.beta_1, beta_2=0.99, name=f"adamw{suffix}"
-        )
-        optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
-        if precision == "mixed_float16":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name=f"scaled{suffix}")
-        optimizers[name] = optimizer
-    return optimizers
+    # process. Each step sets the learning rate. 0.99: the second moment follows within 100 steps,
+    # which short runs need; Adam's default of 0.999 takes 1,000.
+    optimizer = AdamWOnReducedGradients(
+        1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw"
+    )
+    optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
+    if precision == "mixed_float16":
+        return keras.optimizers.LossScaleOptimizer(optimizer, name="scaled")
+    return optimizer

@@ -1,9 +1,6 @@
 """One optimizer step: forward, loss, gradient, clip, apply. The same for every placement."""
 
-from collections.abc import Callable, Iterable, Sequence, Sized
-from contextlib import ExitStack
-from functools import reduce
-from itertools import chain
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any, Protocol
 
 import keras
@@ -12,9 +9,10 @@ import tensorflow as tf
 
 from myxtts.batch import Batch, tensor_specs
 from myxtts.data.pipeline import HandOver
+from myxtts.models.layers import loss_names
 from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
-from myxtts.training.state import TrainedGroup, TrainingState
+from myxtts.training.state import TrainingState
 
 # The rates of 1,024 steps are on the model device, so that a step makes no tensor there.
 TABLE_STEPS = 1024
@@ -49,20 +47,17 @@ class Step:
     microbatches and replicas. Since each loss is a share of the loss of the whole step, the sum is
     the gradient of one large batch.
 
-    One forward pass serves all loss groups of the model (`models.loss_groups`). The variables of a
-    group receive the gradient of the losses of that group alone, which has its own norm, clip,
-    optimizer and loss scale, and all groups are updated at the same time.
-
     A call creates no tensor on the model devices: it passes tensors that are there.
 
     Args:
-        gradient_clip: largest global norm of the gradient of a group; 0 does not clip.
+        gradient_clip: largest global norm of the gradient; 0 does not clip.
         accumulation: microbatches of a complete step.
         static_shapes: trace once for each shape instead of once for all shapes.
         compile_xla: compile with XLA; for one replica only.
         can_measure_idle: whether `measures_idle` may be set.
 
     Attributes:
+        loss_names: in the order of reports; see `models.layers.loss_names`.
         hand_over: copies a microbatch to the model devices, one batch for each replica.
         measures_idle: add up how long each replica waits for the gradients of the slowest, in every
             IDLE_STEPS-th step. The call of such a step waits for the gradients.
@@ -80,7 +75,9 @@ class Step:
         self._state = state
         self._clip = gradient_clip
         self._variables = [v.value for v in state.trained]
-        self._skips = any(is_scaled(group.optimizer) for group in state.groups)
+        self.loss_names = loss_names(state.model)
+        # 0 for what is only observed.
+        self._loss_weights = [float(name in state.model.LOSS_NAMES) for name in self.loss_names]
         self._static_shapes = static_shapes
         replicas = state.replicas
         # Each replica has its own.
@@ -121,10 +118,10 @@ class Step:
         if compile_xla:
             function = tf.function(function, jit_compile=True, autograph=False)
 
-        def on_device(batches, losses_so_far, controls):
+        def on_device(*arguments):
             # Entered here, since a device scope around the tracing does not reach the operations.
             with tf.device(self._state.device):
-                return function(batches, losses_so_far, controls)
+                return function(*arguments)
 
         return tf.function(on_device, autograph=False)
 
@@ -145,7 +142,7 @@ class Step:
             for count, batches in enumerate(map(list, microbatches), 1):
                 if count < len(microbatches):
                     accumulate = self._concrete(self._accumulate, batches)
-                    losses = accumulate(batches, losses, controls)
+                    losses = accumulate(batches, losses)
                 else:
                     finish = self._concrete(self._finish, batches)
                     outcome, steps_done = finish(batches, losses, controls)
@@ -168,7 +165,8 @@ class Step:
         key = function, shapes
         if key not in self._traced:
             losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
-            self._traced[key] = function.get_concrete_function(specs, losses, CONTROLS_SPEC)
+            controls = [CONTROLS_SPEC] if function is self._finish else []
+            self._traced[key] = function.get_concrete_function(specs, losses, *controls)
         return self._traced[key]
 
     def functions(self, batches: Sequence[Batch]) -> list:
@@ -181,21 +179,14 @@ class Step:
         """Wait until the first model device has finished the step of an outcome."""
         outcome.numpy()
 
-    @property
-    def loss_names(self) -> list[str]:
-        """The losses of all groups."""
-        return list(chain.from_iterable(group.spec.losses for group in self._state.groups))
-
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """Return the losses, sums and gradient norms of an outcome by name; wait for the device.
+        """Return the losses, their sum and the gradient norm of an outcome by name.
 
-        Those of the network are `loss` and `gradient_norm`; those of another group end in `_` and
-        its name. With a scaled loss, SKIPPED counts the skipped updates of this process.
+        Waits for the device. With a scaled loss, SKIPPED counts the skipped updates of this
+        process.
         """
-        names = self.loss_names
-        for suffix in ("", *(f"_{group.name}" for group in self._state.groups[1:])):
-            names += [f"loss{suffix}", f"gradient_norm{suffix}"]
-        if self._skips:
+        names = [*self.loss_names, "loss", "gradient_norm"]
+        if is_scaled(self._state.optimizer):
             names.append(SKIPPED)
         return dict(zip(names, outcome.numpy()[:-1].tolist(), strict=True))
 
@@ -216,11 +207,10 @@ class Step:
         """How often the step was traced."""
         return self._finish.experimental_get_tracing_count()
 
-    def _add_microbatch(self, batches, losses_so_far, controls):
+    def _add_microbatch(self, batches, losses_so_far):
         """On all replicas: add the gradients of a microbatch; return the losses so far of each."""
         replicas = self._state.replicas
-        local = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        arguments = (*local, controls["steps_done"])
+        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
         results = replicas.strategy.run(self._accumulate_on_replica, arguments)
         return list(replicas.local_results(results))
 
@@ -229,11 +219,7 @@ class Step:
         state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
         learning_rate = tf.gather(controls["learning_rate"], steps_done % TABLE_STEPS)
         ema_decay = tf.gather(controls["ema_decay"], steps_done % TABLE_STEPS)
-        for group in state.groups:
-            group_rate = learning_rate
-            if group.spec.learning_rate_ratio != 1.0:
-                group_rate = learning_rate * group.spec.learning_rate_ratio
-            unscaled(group.optimizer).learning_rate = group_rate
+        unscaled(state.optimizer).learning_rate = learning_rate
         local = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
         arguments = (*local, steps_done, controls["stop"], controls["measures_idle"])
         results = replicas.strategy.run(self._finish_on_replica, arguments)
@@ -248,9 +234,9 @@ class Step:
             for average, variable in zip(averages, variables, strict=True):
                 average.assign_sub((1.0 - ema_decay) * (average - variable))
 
-        # There are no averages, or one of each trained variable of the network.
+        # There are no averages, or one of each trained variable.
         if state.averages:
-            trained = tuple(variable.value for variable in state.groups[0].trained)
+            trained = tuple(variable.value for variable in state.trained)
             # All in one call: tracing a call takes longer than what is done in it.
             pairs = tuple(state.averages), trained
             replicas.strategy.extended.update(state.averages[0], follow, pairs, group=False)
@@ -262,40 +248,31 @@ class Step:
         state.bad_step.assign(tf.where(first_bad, steps_done + 1, state.bad_step))
         return outcome, steps_done + 1
 
-    def _gradients(self, batch, steps_done):
-        """On one replica: return the losses, float32 [L], and gradients of the (scaled) totals."""
-
-        def scaled_total(group, losses):
-            return group.optimizer.scale_loss(self._total(group, losses, steps_done))
-
+    def _gradients(self, batch):
+        """On one replica: return the losses, float32 [L], and gradients of their (scaled) total."""
         state = self._state
-        losses, gradients = group_gradients(state.model, state.groups, batch, scaled_total)
+        # Only trained variables are watched, so that no gradient is computed for frozen layers
+        # before them.
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._variables)
+            by_name, _ = state.model(batch, training=True)
+            losses = tf.stack([by_name[name] for name in self.loss_names])
+            total = state.optimizer.scale_loss(self._total(losses))
+        gradients = tape.gradient(total, self._variables)
         # Some gradients have no static shape.
         gradients = [
             tf.ensure_shape(gradient, variable.shape)
             for gradient, variable in zip(gradients, self._variables, strict=True)
         ]
-        if len(losses) == 1:
-            return losses[0], gradients
-        return tf.concat(losses, axis=0), gradients
+        return losses, gradients
 
-    @staticmethod
-    def _total(group: TrainedGroup, losses, steps_done):
-        """Return what the variables of a group minimise: the sum of its losses, float32 [L]."""
-        spec = group.spec
-        if not spec.rise_steps and not spec.observed:
-            return tf.reduce_sum(losses)
-        risen = tf.minimum(tf.cast(steps_done, tf.float32) / max(spec.rise_steps, 1), 1.0)
-        weights = [1.0] * len(spec.losses)
-        for name in spec.observed:
-            weights[spec.losses.index(name)] = 0.0
-        for name in spec.rising:
-            weights[spec.losses.index(name)] = risen
-        return tf.reduce_sum(losses * tf.stack(weights))
+    def _total(self, losses):
+        """Return what is minimised, the sum of the losses that are not only observed."""
+        return tf.reduce_sum(losses * self._loss_weights)
 
-    def _accumulate_on_replica(self, batch, losses_so_far, steps_done):
+    def _accumulate_on_replica(self, batch, losses_so_far):
         """On one replica: add the gradients of a batch; return the losses so far."""
-        losses, gradients = self._gradients(batch, steps_done)
+        losses, gradients = self._gradients(batch)
         for total, gradient in zip(self._sums, gradients, strict=True):
             total.assign_add(gradient)
         return losses_so_far + losses
@@ -303,12 +280,12 @@ class Step:
     def _finish_on_replica(self, batch, losses_so_far, steps_done, stop, measures_idle):
         """On one replica: update the weights; return the outcome, and whether it is finite.
 
-        With a scaled loss, also return the number of groups whose update was skipped, int64; with
+        With a scaled loss, also return whether the update was skipped, as int64; with
         `can_measure_idle`, when the gradients were ready, in seconds, or 0 if this step does not
         measure it.
         """
-        groups, replicas = self._state.groups, self._state.replicas
-        losses, gradients = self._gradients(batch, steps_done)
+        optimizer, replicas = self._state.optimizer, self._state.replicas
+        losses, gradients = self._gradients(batch)
         losses += losses_so_far
         if self._sums:
             gradients = [
@@ -332,43 +309,33 @@ class Step:
         # Weight decay and the number of updates need no gradient. Without these dependencies they
         # would change in a step that fails, and whose state is saved (see `left_unchanged`). And
         # in one that lacks memory, each of them would wait ten seconds for it, one after another.
-        by_group = tf.nest.pack_sequence_as([group.trained for group in groups], gradients)
         with tf.control_dependencies(reduced):
             begun = self._updating.assign(steps_done + 1, read_value=False)
         with tf.control_dependencies([begun]):
-            updates = [self._update(*pair) for pair in zip(groups, by_group, strict=True)]
-        figures, finite, skipped = [], [], []
-        counts = [len(group.spec.losses) for group in groups]
-        group_losses = tf.split(losses, counts) if len(groups) > 1 else [losses]
-        for group, its_losses, update in zip(groups, group_losses, updates, strict=True):
-            norm, scale, is_skipped = update
-            loss = self._total(group, its_losses, steps_done)
-            # A scaled loss overflows now and then: the optimizer skips that update and halves the
-            # scale. This is an error only when the scale falls below 1.
-            overflows = is_scaled(group.optimizer) & (scale >= 1.0)
-            finite.append(tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows))
-            figures += [loss, norm / scale]
-            skipped.append(is_skipped)
-        outcome = tf.concat([losses, [*figures, stop]], axis=0)
-        is_finite = reduce(tf.logical_and, finite)
-        results = [outcome, is_finite]
-        if self._skips:
-            results.append(reduce(tf.add, [tf.cast(each, tf.int64) for each in skipped]))
+            norm, scale, is_skipped = self._update(gradients)
+        loss = self._total(losses)
+        # A scaled loss overflows now and then: the optimizer skips that update and halves the
+        # scale. This is an error only when the scale falls below 1.
+        overflows = is_scaled(optimizer) & (scale >= 1.0)
+        is_finite = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
+        results = [tf.concat([losses, [loss, norm / scale, stop]], axis=0), is_finite]
+        if is_scaled(optimizer):
+            results.append(tf.cast(is_skipped, tf.int64))
         return results + measured
 
-    def _update(self, group: TrainedGroup, gradients) -> tuple:
-        """On one replica: update a group; return its scaled norm, the scale, and if it is skipped.
+    def _update(self, gradients) -> tuple:
+        """On one replica: update; return the scaled norm, the scale, and if the update is skipped.
 
         The optimizer skips an update that is not finite, and then lowers the scale.
         """
-        optimizer = group.optimizer
+        optimizer = self._state.optimizer
         # Applying gradients may change the scale.
         scale = tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
         is_skipped = ~optimizer.check_finite(gradients) if is_scaled(optimizer) else False
-        optimizer.apply(gradients, group.trained)
+        optimizer.apply(gradients, self._state.trained)
         return norm, scale, is_skipped
 
 
@@ -424,34 +391,6 @@ class Controls:
         """Count a step, with the number of steps done that it returned."""
         self.steps_done += 1
         self._steps_done_on_device = steps_done
-
-
-def group_gradients(
-    model: keras.Model,
-    groups: Sequence[TrainedGroup],
-    batch: Batch,
-    total: Callable[[TrainedGroup, Any], Any],
-) -> tuple[list, list]:
-    """Return the losses of each group, float32 [L], and the gradients of all trained variables.
-
-    There is one forward pass. A variable receives the gradient of the `total` of its own group, a
-    function of the group and its losses, and of no other.
-    """
-    variables = [[v.value for v in group.trained] for group in groups]
-    # Only trained variables are watched, so that no gradient is computed for frozen layers before
-    # them. A tape for each group: going back from the losses of discriminators, it ends at their
-    # input.
-    tapes = [tf.GradientTape(watch_accessed_variables=False) for _ in groups]
-    with ExitStack() as opened:
-        for tape, watched in zip(tapes, variables, strict=True):
-            opened.enter_context(tape).watch(watched)
-        by_name, _ = model(batch, training=True)
-        losses = [tf.stack([by_name[name] for name in group.spec.losses]) for group in groups]
-        totals = list(map(total, groups, losses))
-    gradients: list = []
-    for tape, goal, watched in zip(tapes, totals, variables, strict=True):
-        gradients += tape.gradient(goal, watched)
-    return losses, gradients
 
 
 def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -16,24 +16,19 @@ from myxtts.config.flags import join_names
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import ConfigError
-from myxtts.models.loss_groups import NETWORK, loss_groups_of
 from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID
-from myxtts.training.checkpoint_files import AVERAGES, MODEL, OPTIMIZER, Ancestor
-from myxtts.training.checkpoints import Groups, load_variables
+from myxtts.training.checkpoint_files import MODEL, Ancestor
+from myxtts.training.checkpoints import load_variables
 from myxtts.training.runs import TrainedRun
 
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """A pretrained run with its weights in memory: it may go on training, and prune checkpoints.
-
-    The groups are the weights of the network (averaged ones if there are any), and those of the
-    groups that only training needs.
-    """
+    """A pretrained run with its weights in memory: it may go on training, and prune checkpoints."""
 
     run: TrainedRun
-    groups: Groups
+    weights: dict[str, np.ndarray]  # that inference uses
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -46,8 +41,8 @@ class Pretrained:
         symbols, languages = len(record.symbols), len(record.languages)
         return Ancestor(**source, symbols=symbols, languages=languages, speakers=0)
 
-    def describe(self, vocabulary: Vocabulary, groups: Sequence[str] = ()) -> str:
-        """Say in one line what a run with this vocabulary and these groups keeps."""
+    def describe(self, vocabulary: Vocabulary) -> str:
+        """Say in one line what a run with this vocabulary keeps."""
         known = self.vocabulary
         kept = []
         for noun, before, now in (
@@ -57,9 +52,6 @@ class Pretrained:
             new = [name for name in now if name not in before]
             names = f" ({join_names(new)})" if new else ""
             kept.append(f"{noun} {len(before)} kept, {len(new)} new{names}")
-        for name in groups:
-            origin = "kept" if name in self.groups else "from random weights"
-            kept.append(f"{name} {origin}")
         return f"{self.run.path} step {self.run.record.step}: {', '.join(kept)}"
 
 
@@ -71,11 +63,7 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
             " --resume, or give the new run another name with --run."
         )
     trained = TrainedRun.open(run)
-    groups = {NETWORK: trained.weights()}
-    for group in trained.checkpoint.groups:
-        if group not in (MODEL, AVERAGES, OPTIMIZER):
-            groups[group] = trained.checkpoint.arrays(group)
-    return Pretrained(trained, groups)
+    return Pretrained(trained, trained.weights())
 
 
 def check_freeze(config: Config) -> None:
@@ -105,8 +93,7 @@ def load_pretrained(
     small random row (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row
     there, and new rows differ.
 
-    Weights of further loss groups, such as discriminators, are taken over where both have the
-    group. Layers that the network has in addition, see `added_layers`, keep their initial weights.
+    Layers that the network has in addition, see `added_layers`, keep their initial weights.
 
     Raises CheckpointError if the weights belong to another architecture, and ConfigError if rows of
     new symbols would stay random, because a component of `freeze` has them.
@@ -119,24 +106,20 @@ def load_pretrained(
     }
     added = network.added_layers() if hasattr(network, "added_layers") else []
     added_paths = {v.path for v in chain.from_iterable(layer.variables for layer in added)}
-    groups, values = {}, {}
-    for name, group in loss_groups_of(network).items():
-        if name not in pretrained.groups:
+    weights = dict(pretrained.weights)
+    without_weights = added_paths.difference(weights)
+    variables = {v.path: v.value for v in network.variables if v.path not in without_weights}
+    for path, (table, axis) in network.vocabulary_variables().items():
+        if path not in weights:
             continue
-        weights = values[name] = dict(pretrained.groups[name])
-        without_weights = added_paths.difference(weights)
-        groups[name] = {v.path: v.value for v in group.variables if v.path not in without_weights}
-        for path, (table, axis) in network.vocabulary_variables().items():
-            if path not in weights or path not in groups[name]:
-                continue
-            initial = np.moveaxis(groups[name][path].numpy(), axis, 0)
-            known_rows = np.moveaxis(weights[path], axis, 0)
-            known_names, names, special = rows_by_table[table]
-            # Rows of another architecture are left as they are, and rejected below.
-            if known_rows.shape == (special + len(known_names), *initial.shape[1:]):
-                rows = extend_rows(known_rows, initial, known_names, names, special)
-                weights[path] = np.moveaxis(rows, 0, axis)
-    load_variables(pretrained.run.checkpoint, groups, values)
+        initial = np.moveaxis(variables[path].numpy(), axis, 0)
+        known_rows = np.moveaxis(weights[path], axis, 0)
+        known_names, names, special = rows_by_table[table]
+        # Rows of another architecture are left as they are, and rejected below.
+        if known_rows.shape == (special + len(known_names), *initial.shape[1:]):
+            rows = extend_rows(known_rows, initial, known_names, names, special)
+            weights[path] = np.moveaxis(rows, 0, axis)
+    load_variables(pretrained.run.checkpoint, {MODEL: variables}, {MODEL: weights})
 
 
 def check_frozen_rows(

@@ -75,9 +75,6 @@ ROWS = {
     "recogniser": Row("train", f"{HEARD} {DUAL} {OBSERVED}"),
     "recogniser of GRUs": Row("train", f"{HEARD} --encoder gru {DUAL}"),
     "vocoder": Row("train", f"--task vocoder {DUAL} {OBSERVED}"),
-    "vocoder, discriminators": Row(
-        "train", f"--task vocoder --discriminators --init-from {VOCODER} {DUAL}", limit=1e-3
-    ),
     "vocoder of a voice": Row(
         "train", f"--task vocoder --teacher {VOICE} --reference-seconds 0.5 {DUAL}", limit=1e-3
     ),

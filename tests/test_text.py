@@ -2,7 +2,6 @@ import signal
 import subprocess
 import sys
 import time
-import unicodedata
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,13 +38,9 @@ class Normalisation(unittest.TestCase):
         self.assertIn("\u200c", normalise_text("می\u200cروم"))
 
     def test_normalisation_takes_linear_time(self):
-        marks = "\u0323\u0301"
-        safe = unicodedata.normalize("NFC", f"e{marks * 15}")
-        texts = {f"e{marks * 50_000} a": f"{safe} a", f"a{' ­' * 50_000}b": "a b"}
-        for text, normalised in texts.items():
-            began_s = time.process_time()
-            self.assertEqual(normalise_text(text), normalised)
-            self.assertLess(time.process_time() - began_s, LIMIT_S)
+        began_s = time.process_time()
+        self.assertEqual(normalise_text("a" + " \u00ad" * 50_000 + "b"), "a b")
+        self.assertLess(time.process_time() - began_s, LIMIT_S)
 
 
 class Phonemes(unittest.TestCase):

@@ -47,7 +47,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(group, "--ode-steps", "steps from noise to speech", bounded(int, 1, 1000))
     guidance = "classifier-free guidance (0 to 10); 1 turns it off and is faster"
     add_flag(group, "--guidance", guidance, bounded(float, 0.0, 10.0))
-    variety = "variety of durations, pitch and energy (0 to 2); 0 is the mean of what people do"
+    variety = "variety of pitch and energy, and half of it of durations (0 to 2); 0 is the mean"
     add_flag(group, "--variety", variety, bounded(float, 0.0, 2.0))
     seed = "seed of the noise; the same seed gives the same .wav or .flac"
     add_flag(group, "--seed", seed, bounded(int, 0, 2**31 - 1))

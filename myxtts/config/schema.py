@@ -341,7 +341,8 @@ class ModelConfig(Section):
     guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts"), IN_SCORES] = 1.0
     """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""
     variety: Annotated[float, Field(ge=0.0, le=2.0), needs(task="tts"), IN_SCORES] = 1.0
-    """Variety of durations, pitch and energy in synthesis, of that of people; 0 is their mean."""
+    """Variety of pitch and energy in synthesis, of that of people, and half of it of durations; 0
+    is their mean."""
     vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE, IN_SCORES] = None
     """Run of a vocoder, which computes the waves of a `tts`; else Griffin-Lim (`griffin-lim`)."""
 

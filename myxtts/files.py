@@ -151,11 +151,16 @@ def cached_folder(kind: str, key: object, make: Callable[[Path], None]) -> Path:
     """
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
     folder = cache_folder() / kind / digest
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked_file(folder.with_suffix(".lock")):
-        if not folder.exists():
-            with new_folder(folder) as partial:
-                make(partial)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_suffix(".lock")
+        with locked_file(lock):
+            try:
+                if not folder.exists():
+                    with new_folder(folder) as partial:
+                        make(partial)
+            finally:
+                lock.unlink()
     return folder
 
 

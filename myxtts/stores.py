@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from myxtts.errors import DataError
+from myxtts.errors import DataError, check_packages
 from myxtts.files import cache_folder, cached_folder, remove_partial_files, write_whole
 
 # Objects that are read at the same time: they mostly wait for the network.
@@ -85,13 +85,9 @@ class Store:
 
     def __init__(self, base: str):
         self.base = base
-        try:
-            import obstore
-        except ImportError as error:
-            raise DataError(
-                f"{base} is read by obstore, which is not installed. Install it with `pip install"
-                " obstore`, or give a corpus of files, and a local --runs-dir."
-            ) from error
+        check_packages(base, "obstore")
+        import obstore
+
         self._api = obstore
         seconds = {"timeout": REQUEST_S, "connect_timeout": CONNECT_S}
         client: Any = {name: timedelta(seconds=value) for name, value in seconds.items()}

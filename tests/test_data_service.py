@@ -27,8 +27,8 @@ from myxtts.config.schema import DataConfig
 from myxtts.data import service
 from myxtts.data.batch_plan import Pass, Position, planned_batches
 from myxtts.data.reading import LocalReader, rows_from_files
-from myxtts.data.service import ServiceReader, _Job, dispatcher, service_address, worker
-from myxtts.distributed.cluster import is_loopback, listening_sockets
+from myxtts.data.service import ServiceReader, _Job, dispatcher, worker
+from myxtts.distributed.cluster import host_and_port, is_loopback, listening_sockets
 from myxtts.errors import ConfigError, DataError
 from tests.fixtures import entered, temporary_folder
 from tests.long import long
@@ -37,6 +37,7 @@ from tests.sine_corpus import planned_corpus, write_corpus
 PROGRAM = Path(__file__).parents[1] / "utilities" / "data_service.py"
 REFERENCE_SAMPLES = 6_400
 BEGINNING = Position()
+service_address = partial(host_and_port, name="data_service", scheme="grpc://")
 
 
 def start(*arguments: str) -> subprocess.Popen:

@@ -222,7 +222,7 @@ class OthersTest(unittest.TestCase):
 
     def test_a_missing_recogniser_is_named(self):
         with (
-            mock.patch("myxtts.evaluation.recognisers.find_spec", return_value=None),
+            mock.patch("myxtts.errors.find_spec", return_value=None),
             self.assertRaisesRegex(ConfigError, "pip install pocketsphinx"),
         ):
             open_recogniser(Path("pocketsphinx"), MODEL)

@@ -20,7 +20,7 @@ from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import LengthRule, build_manifest
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.rows import DEFAULT_SPEAKER
-from myxtts.errors import DataError
+from myxtts.errors import ConfigError, DataError
 from tests.fixtures import FolderCase
 
 # Speaker, text and length in seconds, which are whole samples.
@@ -392,9 +392,9 @@ class EveryLayout(FolderCase):
         ):
             with self.assertRaisesRegex(DataError, message):
                 read_corpus(path, "en")
-        missing = "which is not installed. .*pip install pyarrow"
+        missing = "a.parquet needs pyarrow, .* pip install pyarrow"
         without = mock.patch.dict(sys.modules, pyarrow=None)
-        with without, self.assertRaisesRegex(DataError, missing):
+        with without, self.assertRaisesRegex(ConfigError, missing):
             read_corpus(broken, "en")
 
     def test_a_plugin_of_a_few_lines_adds_another(self):

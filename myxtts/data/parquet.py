@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
 from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of, value_of
-from myxtts.errors import DataError
+from myxtts.errors import DataError, check_packages
 from myxtts.files import cached_folder, file_stamp
 
 BATCH_ROWS = 64
@@ -62,14 +62,10 @@ def read_parquet(options: CorpusOptions) -> Layout | None:
 
 
 def load_pyarrow(path: Path) -> Any:
-    """Return the module that reads a file; raise DataError if it is not installed."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise DataError(
-            f"{path} is read by pyarrow, which is not installed. Install it with `pip install"
-            " pyarrow`, or give another form of the corpus."
-        ) from error
+    """Return the module that reads a file; raise ConfigError if it is not installed."""
+    check_packages(str(path), "pyarrow")
+    import pyarrow
+
     return pyarrow
 
 

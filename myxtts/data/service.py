@@ -59,10 +59,6 @@ DISPATCHER_WAIT_S = 60
 log = logging.getLogger(__name__)
 
 
-def service_address(text: str) -> tuple[str, int]:
-    return host_and_port(text, "data_service", "grpc://")
-
-
 @dataclass(eq=False)
 class ServiceReader:
     """Reads by a tf.data service; one object for all feeds of a pipeline.
@@ -86,7 +82,7 @@ class ServiceReader:
     unanswered: "_Job | None" = None
 
     def __post_init__(self):
-        self._host_and_port = service_address(self.address)
+        self._host_and_port = host_and_port(self.address, "data_service", "grpc://")
         foreign = np.flatnonzero(~self.manifest.native)
         if len(foreign):
             raise DataError(

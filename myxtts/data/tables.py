@@ -165,13 +165,12 @@ def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> Table:
 
 def read_text(path: Path) -> str:
     """Return the text of a file, also of a compressed one (.gz). Raises DataError."""
-    return decode_text(lambda: _content(path), str(path))
+    return decode_text(lambda: decompressed(path.read_bytes(), path.name), str(path))
 
 
-def _content(path: Path) -> bytes:
-    """Return the content of a file, decompressed if it is *.gz."""
-    content = path.read_bytes()
-    if path.suffix != ".gz":
+def decompressed(content: bytes, name: str) -> bytes:
+    """Return the content of a file, decompressed if it is *.gz. Raises OSError."""
+    if not name.endswith(".gz"):
         return content
     try:
         return gzip.decompress(content)
@@ -263,17 +262,12 @@ def _festvox(file: _File) -> Table | None:
     marks = 0
     for line, fields in _records(file.text, "\n"):
         if prompt := PROMPT.fullmatch(fields[0]):
-            text, removed = without_stress_marks(prompt[2].replace('\\"', '"'))
+            text, removed = STRESS_MARK.subn("", prompt[2].replace('\\"', '"'))
             marks += removed
             fields = [prompt[1], text]
         records.append((line, fields))
     note = f" without their {marks} stress marks (+)" if marks else ""
     return Table("\n", ("path", "text"), records, name=f"Festvox prompts{note}")
-
-
-def without_stress_marks(text: str) -> tuple[str, int]:
-    """Return a text without the + that Festvox writes before a stressed vowel; and how many."""
-    return STRESS_MARK.subn("", text)
 
 
 def _named_texts(file: _File) -> Table | None:

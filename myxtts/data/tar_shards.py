@@ -3,11 +3,9 @@
 Their audio stays where it is: the name of a row's audio is an address within a tar file.
 """
 
-import gzip
 import json
 import os
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
@@ -15,8 +13,9 @@ from typing import Any
 
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
-from myxtts.data.tables import COLUMN_NAMES, objects_of, row_of, table_of
+from myxtts.data.tables import COLUMN_NAMES, decompressed, objects_of, row_of, table_of
 from myxtts.errors import DataError
+from myxtts.files import decode_text
 from myxtts.stores import Member, Store, base_of, is_url, open_store
 
 
@@ -86,14 +85,8 @@ def _audio(store: Store, tar: str) -> dict[str, str]:
 def _objects(store: Store, name: str) -> Iterator[dict[str, Any]]:
     with store.explained(name):
         content = bytes(store.reader(name).read())
-    try:
-        if name.endswith(".gz"):
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{store.base}/{name} cannot be read: {error}. Restore the file."
-        ) from error
-    for line in content.decode(errors="replace").split("\n"):
+    text = decode_text(lambda: decompressed(content, name), f"{store.base}/{name}")
+    for line in text.split("\n"):
         if line.strip():
             yield from objects_of(line)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from myxtts.errors import ConfigError
+from myxtts.errors import check_packages
 from myxtts.evaluation import asr, held_out, metrics, tts, vocoder
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions
 from myxtts.evaluation.table import ColumnScore, ScoreWeights
@@ -68,12 +68,8 @@ def open_evaluator(
         load: loads the vocoder of a voice.
     """
     started_s = time.perf_counter()
-    if setup.config.run.select_by == "dnsmos" and not metrics.is_installed("dnsmos_p808"):
-        raise ConfigError(
-            "--select-by dnsmos was given, but the packages speechmos and onnxruntime, which"
-            " measure it, are not installed. Install them by"
-            " `pip install -r requirements-evaluation.txt`."
-        )
+    if setup.config.run.select_by == "dnsmos":
+        check_packages("--select-by dnsmos", *metrics.PACKAGES["dnsmos_p808"])
     task = task_of(setup.config)
     network = source
     snapshot = None

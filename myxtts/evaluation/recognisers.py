@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.data.audio_file import to_pcm
-from myxtts.errors import ConfigError
+from myxtts.errors import check_packages
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.training.observation import Throttle, no_throttle
 
@@ -28,11 +27,7 @@ class Pocketsphinx:
     """
 
     def __init__(self) -> None:
-        if not find_spec(POCKETSPHINX):
-            raise ConfigError(
-                f"--asr {POCKETSPHINX} was given, but the package {POCKETSPHINX} is not installed."
-                f" Install it (pip install {POCKETSPHINX}), or give the run of a recogniser."
-            )
+        check_packages(f"--asr {POCKETSPHINX}", POCKETSPHINX)
         from pocketsphinx import Decoder
 
         self._decoder = Decoder(loglevel="FATAL")

@@ -136,8 +136,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
                 observer, snapshot = resources.enter_context(
                     open_observer(setup, checkpoints, reporter, timeline, request)
                 )
-                periods = periods_of(config.run)
-                hooks.append(Observe(periods, observer, snapshot, checkpoints.add_provisional))
+                hooks.append(Observe(periods_of(config.run), observer, snapshot))
             else:
                 state.pending_observations = ()
             page = resources.enter_context(PageThread(RunPage(folder.path, config, timeline)))
@@ -201,8 +200,7 @@ def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
     if config.data.train_data is None and not DEMO_FOLDER.exists():
         raise ConfigError(
             f"{cluster.count} workers were started without --train-data, and there is no"
-            f" {DEMO_FOLDER}, which a single process must make. Run `myxtts corpus --out"
-            f" {DEMO_FOLDER}` on every host first, or give a corpus."
+            f" {DEMO_FOLDER}. Run `myxtts corpus` on every host first, or give a corpus."
         )
     check_worker_count(config, cluster.count)
 

@@ -195,26 +195,6 @@ class Retention(Case):
         self.assertEqual(self.steps(), [10, 30])
         self.assertEqual(read_record(latest(self.folder)).best, (10, 0.5))
 
-    def test_what_only_an_observation_asked_for_goes_also_after_a_restart(self):
-        def observe(loss):
-            """Save steps 10 and 20; a new process records the observation of 20, and saves 30."""
-            before = self.checkpoints(keep=2)
-            self.save_steps(before, 10)
-            before.add_provisional(20)
-            self.pend(20)
-            self.save_steps(before, 20)
-            with self.checkpoints(keep=2) as after:
-                after.record(self.state, 20, loss)
-            self.save_steps(self.checkpoints(keep=2), 30)
-            return self.steps()
-
-        self.assertEqual(observe(loss=None), [10, 30])
-        shutil.rmtree(self.folder)
-        # The best, as if the validation had asked for it.
-        self.assertEqual(observe(loss=0.5), [20, 30])
-        self.save_steps(self.checkpoints(keep=2), 40, loss=0.4)
-        self.assertEqual(self.steps(), [30, 40])
-
     def test_losses_of_other_held_out_utterances_are_never_compared(self):
         self.save_steps(self.checkpoints(held_out="a"), 10, loss=0.5)
         for metadata in ({"held_out": "a"}, {"held_out": None}, {}):

@@ -155,11 +155,8 @@ class LoopTest(unittest.TestCase):
         return clock
 
     def observe(self, observer, periods, steps, **options):
-        """Train with an observer; return the steps of its provisional checkpoints."""
-        provisional = []
-        hook = Observe(periods, observer, observer, provisional.append)
+        hook = Observe(periods, observer, observer)
         self.train([hook], steps=steps, observer=observer, **options)
-        return provisional
 
     def recorder(self, every, name, error=None):
         return Recorder(every, name, self.calls, error)
@@ -181,8 +178,7 @@ class LoopTest(unittest.TestCase):
 
     def observe_between_steps(self, observe, periods, **options):
         """Train for 5 steps with an observer without a thread, and report every 2 steps."""
-        reports, provisional = [], []
-        state = self.state
+        reports, state = [], self.state
 
         def record(observation, metrics):
             self.calls.append((f"result of {observation.step}", state.step, metrics))
@@ -191,20 +187,19 @@ class LoopTest(unittest.TestCase):
         reporter = SimpleNamespace(write=lambda step, metrics: reports.append(step))
         observer = Observer(observe, record, in_thread=False)
         snapshot = SimpleNamespace(take=lambda: self.calls.append(("snapshot", state.step)))
-        hooks = [Report(reporter.write), Observe(periods, observer, snapshot, provisional.append)]
+        hooks = [Report(reporter.write), Observe(periods, observer, snapshot)]
         try:
             self.train(hooks, steps=5, log_every=2, observer=observer, **options)
         finally:
             self.assertEqual(reports, [step for step in (2, 4, 5) if step <= state.step])
-        return provisional
 
     def test_an_observation_between_two_steps_has_a_checkpoint_and_a_result_as_in_a_thread(self):
         loss = {"loss": 2.0}
-        provisional = self.observe_between_steps(lambda *_: loss, {VALIDATION: 4})
+        self.observe_between_steps(lambda *_: loss, {VALIDATION: 4})
         first = [("snapshot", 4), ("save", 4), ("result of 4", 4, loss)]
         second = [("snapshot", 5), ("save", 5), ("result of 5", 5, loss)]
         self.assertEqual(self.calls, [*first, *second])
-        self.assertEqual((provisional, self.state.pending_observations), ([4], ()))
+        self.assertEqual(self.state.pending_observations, ())
 
     def test_a_failed_observation_is_repeated_and_leaves_no_step_without_a_report(self):
         def fail(observation, throttle):
@@ -249,12 +244,12 @@ class LoopTest(unittest.TestCase):
 
     def test_an_observation_has_a_checkpoint_and_its_result_belongs_to_its_step(self):
         observer = DelayedObserver(self.state, 3, self.calls)
-        provisional = self.observe(observer, {VALIDATION: 4}, steps=9)
+        self.observe(observer, {VALIDATION: 4}, steps=9)
         first = [("snapshot", 4), ("save", 4), ("result of 4", 7)]
         second = [("snapshot", 8), ("save", 8), ("result of 8", 9)]  # for which the third one waits
         calls = self.calls
         self.assertEqual(calls, [*first, *second, ("snapshot", 9), ("save", 9), ("result of 9", 9)])
-        self.assertEqual((provisional, self.state.pending_observations), ([4, 8], ()))
+        self.assertEqual(self.state.pending_observations, ())
 
     def test_no_observation_begins_after_the_result_that_ends_the_run_early(self):
         class Ending(DelayedObserver):

@@ -115,7 +115,6 @@ class Record(_Section):
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
         pending_observations: due up to this step, with results that it does not know; oldest first.
-        provisional: nothing but an observation asked for the checkpoint.
         participants, missed_syncs: of the average of a sync; job -> number of syncs it missed.
         merge_inputs, kept_input: of a merge; the input whose weights it has instead of the mean.
     """
@@ -144,7 +143,6 @@ class Record(_Section):
     selected_by: str = "loss"
     since_best: int = 0
     pending_observations: tuple[Observation, ...] = ()
-    provisional: bool = False
 
     participants: tuple[Participant, ...] = ()
     missed_syncs: dict[int, int] = {}

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -72,24 +73,17 @@ class Checkpoints:
         self._failure: CheckpointError | None = None
         self._copy_failure: CheckpointError | None = None
         self._protected: set[Path] = set()  # could not be removed
-        self._provisional: set[int] = set()
         self._figure = FIGURES[record.settings.run.select_by]
         self.best: Best | None = None
         self.since_best = 0  # number of results
         checkpoint_files.remove_partial_checkpoints(folder)
-        newest: Record | None = None
-        # Each state.json is read once, for both the best and the provisional ones.
-        for checkpoint in list_checkpoints(folder):
-            # A damaged one counts as one that was asked for.
-            try:
+        for checkpoint in reversed(list_checkpoints(folder)):
+            # The newest may be damaged.
+            with suppress(CheckpointError):
                 newest = checkpoint_files.read_record(checkpoint)
-            except CheckpointError as error:
-                log.debug("%s", error)
-                continue
-            if newest.provisional:
-                self._provisional.add(newest.step)
-        if newest is not None and newest.best is not None:
-            self._restore_best(newest, newest.best)
+                if newest.best is not None:
+                    self._restore_best(newest, newest.best)
+                break
 
     def _restore_best(self, newest: Record, best: Best) -> None:
         """Take the best checkpoint over, unless it was removed, or the figures were of another
@@ -136,13 +130,8 @@ class Checkpoints:
                 state.step,
             )
         target = checkpoint_files.checkpoint_of(self._folder, state.step)
-        record = record_of(state, self._record).model_copy(
-            update={
-                "best": self.best,
-                "since_best": self.since_best,
-                "provisional": state.step in self._provisional,
-            }
-        )
+        chosen = {"best": self.best, "since_best": self.since_best}
+        record = record_of(state, self._record).model_copy(update=chosen)
         needed = self._needed_steps(state)
         self._start(partial(self._write, target, copy_arrays(state), record, needed))
         return target
@@ -180,13 +169,6 @@ class Checkpoints:
         if failure := self._failure or self._copy_failure:
             raise failure
 
-    def add_provisional(self, step: int) -> None:
-        """Let a checkpoint go when its observation is done, unless it is the newest or the best.
-
-        Until then a killed run repeats the observation with its weights.
-        """
-        self._provisional.add(step)
-
     @property
     def is_patience_over(self) -> bool:
         """Whether as many results as --patience says were no better than the best."""
@@ -222,16 +204,10 @@ class Checkpoints:
             best = self.best_with(step, value)
             self.since_best = 0 if best != self.best else self.since_best + 1
             self.best = best
-            if best is not None and best.step == step:
-                # It stays, as if the observation had asked for it.
-                self._provisional.discard(step)
         chosen = {"best": self.best, "since_best": self.since_best}
-        provisional, needed = set(self._provisional), self._needed_steps(state)
-        self._start(partial(self._write_result, step, chosen, needed, provisional))
+        self._start(partial(self._write_result, step, chosen, self._needed_steps(state)))
 
-    def _write_result(
-        self, step: int, chosen: Mapping[str, Any], needed: set[int], provisional: set[int]
-    ) -> None:
+    def _write_result(self, step: int, chosen: Mapping[str, Any], needed: set[int]) -> None:
         """Write the result of an observation to the checkpoints, in the thread."""
         for path in list_checkpoints(self._folder):
             if step_of(path) < step:
@@ -242,7 +218,6 @@ class Checkpoints:
                     **chosen,
                     selected_by=self._record.selected_by,
                     pending_observations=without(checkpoint.record.pending_observations, step),
-                    provisional=step_of(path) in provisional,
                     held_out=self._record.held_out,
                 )
             except (OSError, CheckpointError) as error:
@@ -293,8 +268,7 @@ class Checkpoints:
 
     def _prune(self, needed: set[int]) -> None:
         folders = list_checkpoints(self._folder)
-        asked_for = [folder for folder in folders if step_of(folder) not in self._provisional]
-        kept = {*asked_for[-self._keep :], *folders[-1:], *self._protected}
+        kept = {*folders[-self._keep :], *self._protected}
         for folder in folders:
             if folder in kept or step_of(folder) in needed:
                 continue
@@ -360,8 +334,7 @@ def load_variables(
             if found != wanted:
                 raise CheckpointError(
                     f"{checkpoint_files.archive_of(checkpoint.path, group)}: '{name}' is {found},"
-                    f" but the model has {wanted}. Use the settings of its run (config.yaml), and"
-                    " the version of MyXTTS that wrote it."
+                    f" but the model has {wanted}. Use the settings and the version of its run."
                 )
     for group, variables in groups.items():
         for name, variable in variables.items():

@@ -135,21 +135,13 @@ def worker_report(path: Path, step: int) -> Iterator[Report]:
 class Observe:
     """Takes a snapshot of the weights where a part of an observation is due, for the observer.
 
-    The step gets a checkpoint, from which a resumed run repeats an observation that has no result;
-    `add_provisional` lets it go when nothing but the observation asked for it.
+    The step gets a checkpoint, from which a resumed run repeats an observation without a result.
     """
 
     pause_kind = OBSERVER
 
-    def __init__(
-        self,
-        periods: Mapping[str, int],
-        observer: Observer,
-        snapshot: Snapshot,
-        add_provisional: Callable[[int], None],
-    ):
-        self._periods, self._add_provisional = periods, add_provisional
-        self._observer, self._snapshot = observer, snapshot
+    def __init__(self, periods: Mapping[str, int], observer: Observer, snapshot: Snapshot):
+        self._periods, self._observer, self._snapshot = periods, observer, snapshot
 
     def is_due(self, end: StepEnd) -> bool:
         return any(end.is_due(every) for every in self._periods.values())
@@ -158,8 +150,6 @@ class Observe:
         state = end.state
         observation = Observation(state.step, due_parts(self._periods, end.step, end.is_last))
         state.pending_observations += (observation,)
-        if not (end.save or end.is_last):
-            self._add_provisional(state.step)
         end.save = True
         is_idle = self._observer.wait(
             lambda: end.stop.requested or end.stop.due(), observation.step

@@ -119,7 +119,7 @@ class FrameErrors:
     """Errors of P pairs of frames, of a recording and of other speech."""
 
     mcd_db: float  # mean mel-cepstral distortion of the pairs
-    log_f0_errors: np.ndarray  # [pairs voiced in both], ln of the other F0 over recorded F0
+    log_f0_pairs: np.ndarray  # ln Hz [2, pairs voiced in both], recorded and other
     voicing_errors: np.ndarray  # bool [P]: one frame of the pair is voiced, the other is not
 
 
@@ -129,8 +129,7 @@ class UtteranceMetrics(FrameErrors):
 
     recorded_s: float
     synthesized_s: float
-    log_f0: tuple[np.ndarray, np.ndarray]  # ln Hz of all voiced frames, recorded and synthesized
-    log_f0_pairs: np.ndarray  # ln Hz [2, pairs voiced in both], recorded and synthesized
+    log_f0: list[np.ndarray]  # ln Hz of all voiced frames, recorded and synthesized
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,41 +186,28 @@ def utterance_metrics(
 ) -> UtteranceMetrics:
     """Compare trimmed features of two utterances, along the path with the least distortion."""
     path, pair_db = align(recorded.mel, synthesized.mel)
-    row, column = path.T
-    both_voiced = recorded.voiced[row] & synthesized.voiced[column]
-    log_f0 = [np.log(np.maximum(of.f0_hz, 1.0)) for of in (recorded, synthesized)]
-    log_f0_errors, voicing_errors = pitch_errors(recorded, synthesized, row, column)
     return UtteranceMetrics(
-        mcd_db=float(pair_db.mean()),
-        log_f0_errors=log_f0_errors,
-        voicing_errors=voicing_errors,
+        float(pair_db.mean()),
+        *pitch_of_pairs(recorded, synthesized, *path.T),
         recorded_s=len(recorded.wave) / SAMPLE_RATE_HZ,
         synthesized_s=len(synthesized.wave) / SAMPLE_RATE_HZ,
-        log_f0=(log_f0[0][recorded.voiced], log_f0[1][synthesized.voiced]),
-        log_f0_pairs=np.array([log_f0[0][row][both_voiced], log_f0[1][column][both_voiced]]),
+        log_f0=[np.log(features.f0_hz[features.voiced]) for features in (recorded, synthesized)],
     )
 
 
-def pitch_errors(
-    recorded: AcousticFeatures, synthesized: AcousticFeatures, row: np.ndarray, column: np.ndarray
+def pitch_of_pairs(
+    recorded: AcousticFeatures, other: AcousticFeatures, row: np.ndarray, column: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-F0 errors and voicing errors of pairs of frames, int [P]; see `FrameErrors`."""
-    both_voiced = recorded.voiced[row] & synthesized.voiced[column]
-    log_f0_errors = np.log(
-        synthesized.f0_hz[column][both_voiced] / recorded.f0_hz[row][both_voiced]
-    )
-    return log_f0_errors, recorded.voiced[row] != synthesized.voiced[column]
-
-
-def loud_frames(log_mel: np.ndarray) -> np.ndarray:
-    """Return which frames are not silence, by their level under the loudest one, bool [T]."""
-    level_db = DECIBELS_PER_NEPER * log_mel.mean(axis=1)
-    return level_db > level_db.max() - TOP_DB
+    """Return log-F0 and voicing errors of pairs of frames, int [P]; see `FrameErrors`."""
+    voiced, other_voiced = recorded.voiced[row], other.voiced[column]
+    both = voiced & other_voiced
+    log_f0 = np.log([recorded.f0_hz[row][both], other.f0_hz[column][both]], dtype=np.float64)
+    return log_f0, voiced != other_voiced
 
 
 def mean_frame_errors(utterances: Sequence[FrameErrors]) -> Means:
     """Return means over utterances, of F0 and voicing over pairs."""
-    f0_errors = np.concatenate([metrics.log_f0_errors for metrics in utterances])
+    f0_errors = np.concatenate([np.diff(of.log_f0_pairs, axis=0)[0] for of in utterances])
     voicing_errors = np.concatenate([metrics.voicing_errors for metrics in utterances])
     # Two utterances may have no frame that is voiced in both, as an untrained voice shows.
     log_f0_rmse = float(np.sqrt(np.mean(f0_errors**2))) if len(f0_errors) else None
@@ -277,7 +263,8 @@ def pitch_statistics(utterances: Sequence[UtteranceMetrics]) -> Means:
 
 def log_mel_error_db(recorded_mel: np.ndarray, copied_mel: np.ndarray) -> float:
     """Return the mean absolute difference in dB of two log-mels, [T, 80], in their loud frames."""
-    loud = loud_frames(recorded_mel)
+    level_db = DECIBELS_PER_NEPER * recorded_mel.mean(axis=1)
+    loud = level_db > level_db.max() - TOP_DB
     return float(DECIBELS_PER_NEPER * np.abs(recorded_mel[loud] - copied_mel[loud]).mean())
 
 
@@ -300,7 +287,7 @@ def measure_copies(
             waves = recorded.wave[: len(copied.wave)], copied.wave
             scores = {name: score(*waves) for name, score in SCORES.items()}
         frame_db = distortion_db(mel_cepstrum(recorded.mel), mel_cepstrum(copied.mel))
-        pitch = pitch_errors(recorded, copied, frames, frames)
+        pitch = pitch_of_pairs(recorded, copied, frames, frames)
         mel_error_db = log_mel_error_db(recorded.mel, copied.mel)
         metrics.append(CopyMetrics(float(frame_db.mean()), *pitch, mel_error_db, scores))
     return metrics

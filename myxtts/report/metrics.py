@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from myxtts.files import attach_path_to_errors, write_whole
 
 # Beyond it a float64 skips whole numbers.
@@ -174,8 +172,8 @@ class Point(NamedTuple):
 class Series:
     """A metric by step, in at most 2 * POINTS points of equally many values each.
 
-    When the points are full, neighbours are joined: a value takes constant time and no memory. The
-    least and the greatest value are never lost.
+    When the points are full, neighbours are joined, so they take no more memory. The least and the
+    greatest value are never lost.
 
     Attributes:
         newest, best: (step, value); None before the first value.
@@ -185,12 +183,8 @@ class Series:
 
     def __init__(self, sign: int = 1) -> None:
         self._sign = sign
-        # Rows of step, low, sum, high and count, 20 kB. Lists of 50 metrics took 3 to 7 MB in small
-        # pieces.
-        self._rows = np.zeros((2 * POINTS, 5))
-        self._length = 0
-        # The newest row is a list, since it changes with each value.
-        self._row: list[float] = []
+        # Step, low, sum, high and count of each point. Of 50 metrics they take up to 7 MB.
+        self._rows: list[list[float]] = []
         self._per_point = 1
         self._last_step = -1
         self.newest: tuple[int, float] | None = None
@@ -212,38 +206,29 @@ class Series:
         if self.best is None or self._sign * value < self._sign * self.best[1]:
             self.best = (step, value)
             self.since_best = 0
-        if self._row and self._row[4] < self._per_point:
-            _, low, total, high, count = self._row
-            self._row = [step, min(low, value), total + value, max(high, value), count + 1]
+        row = [step, value, value, value, 1]
+        if self._rows and self._rows[-1][4] < self._per_point:
+            self._rows[-1] = _joined(self._rows[-1], row)
             return
-        if self._row:
-            self._rows[self._length] = self._row
-            self._length += 1
-        if self._length == 2 * POINTS:
-            self._join_neighbours()
-        self._row = [step, value, value, value, 1]
-
-    def _join_neighbours(self) -> None:
-        _, low, total, high, count = self._rows[::2].T
-        step, next_low, next_total, next_high, next_count = self._rows[1::2].T
-        with np.errstate(over="ignore"):
-            # Values may be as large as a float64 can be, so their sum may overflow.
-            total = total + next_total
-        low, high = np.minimum(low, next_low), np.maximum(high, next_high)
-        self._rows[:POINTS] = np.stack([step, low, total, high, count + next_count], axis=1)
-        self._length = POINTS
-        self._per_point *= 2
+        if len(self._rows) == 2 * POINTS:
+            self._rows = [*map(_joined, self._rows[::2], self._rows[1::2])]
+            self._per_point *= 2
+        self._rows.append(row)
 
     @property
     def points(self) -> list[Point]:
         points = []
-        for row in [*self._rows[: self._length].tolist(), self._row]:
-            if row:
-                step, low, total, high, count = row
-                # A sum of large values may be infinite, for which JSON has no word; a mean is not.
-                mean = min(max(total / count, low), high)
-                points.append(Point(int(step), *(float(f"{x:.5g}") for x in (mean, low, high))))
+        for step, low, total, high, count in self._rows:
+            # A sum of large values may be infinite, for which JSON has no word; a mean is not.
+            mean = min(max(total / count, low), high)
+            points.append(Point(int(step), *(float(f"{x:.5g}") for x in (mean, low, high))))
         return points
+
+
+def _joined(row: list[float], later: list[float]) -> list[float]:
+    _, low, total, high, count = row
+    step, next_low, next_total, next_high, next_count = later
+    return [step, min(low, next_low), total + next_total, max(high, next_high), count + next_count]
 
 
 class History:

@@ -220,7 +220,6 @@ class YamlTest(YamlCase):
             ("training:\n  compile: xla\n", "--enable-static-shapes"),
             ("training:\n  max_steps: 0\n", "never end"),
             ("data:\n  min_seconds: 4\n  max_seconds: 4\n", "min_seconds 4 must"),
-            ("data:\n  train_data: c.csv\n  val_data: c.csv\n", "--val-data are both c.csv"),
         )
         for flags, words in (
             ({"select_by": "dnsmos"}, "dnsmos needs the scores of evaluations, but evaluate_every"),

@@ -137,7 +137,7 @@ class Rejected(unittest.TestCase):
             make_demo_corpus(self.out, **values)
 
     def test_arguments_out_of_range_are_rejected(self):
-        range_of_speakers = f"numbers 0 to {MAX_SPEAKERS - 1}"
+        range_of_speakers = f"there are 0 to {MAX_SPEAKERS - 1}"
         self.assert_rejected(range_of_speakers, speakers=MAX_SPEAKERS + 1)
         self.assert_rejected(range_of_speakers, speakers=2, first_speaker=MAX_SPEAKERS - 1)
         for languages in (["en", "de"], ["en", "en"]):

@@ -209,7 +209,9 @@ class Frozen(Runs):
         self.assertIn("decoder", self.rejection("typing", "--freeze decodr"))
 
     def test_a_frozen_text_encoder_rejects_new_symbols(self):
-        self.assertIn("does not have (ა, ბ)", self.rejection("text", "--freeze text_encoder"))
+        self.assertIn(
+            "lacks symbols of the corpus (ა, ბ)", self.rejection("text", "--freeze text_encoder")
+        )
         known = self.workspace.train("known", f"--init-from {self.base} --freeze text_encoder")
         self.assertEqual((known.code, known.err), (0, ""))
 

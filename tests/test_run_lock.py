@@ -59,7 +59,7 @@ class RunLockTest(unittest.TestCase):
         with refused, contextlib.redirect_stderr(error):
             self.assertEqual(report_errors(lambda: train(config)), 2)
         self.assertIn(f"{self.runs}/a/.lock cannot be locked: No locks available", error.getvalue())
-        self.assertIn("or give --no-lock, and take care", error.getvalue())
+        self.assertIn("or give --no-lock", error.getvalue())
 
     def test_without_locks_a_run_starts_where_the_file_system_has_none(self):
         unlocked = load(None, {"run": "a", "runs_dir": str(self.runs), "lock": False})

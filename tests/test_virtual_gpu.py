@@ -73,7 +73,7 @@ FULL = {
     "data_full": ((4096, 4096, 4096, SYSTEM_MIB + 40), ": " + DOES_NOT_FIT.format(1)),
     "observer_full": (
         (4096, 4096, 4096, SYSTEM_MIB + 24),
-        "on /GPU:1: " + DOES_NOT_FIT.format(1) + r"\. Resume with --resume and --observer",
+        "on /GPU:1: " + DOES_NOT_FIT.format(1) + r"\. Resume with another --observer",
     ),
 }
 

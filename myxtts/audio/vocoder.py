@@ -91,8 +91,7 @@ class OnnxVocoder:
         if wave.size != samples:
             raise CheckpointError(
                 f"{self.path} makes {wave.size} samples of {samples // HOP_SAMPLES} frames, but"
-                f" must make {samples}: {HOP_SAMPLES} each. Give a vocoder at 22,050 Hz with this"
-                " hop."
+                f" must make {samples}. Give a vocoder at 22,050 Hz with hops of {HOP_SAMPLES}."
             )
         return tf.constant(wave)
 

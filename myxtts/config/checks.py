@@ -22,11 +22,6 @@ def _contradictions(config: Config, own: Collection[str]) -> Iterator[str]:
     data, training, augmentation = config.data, config.training, config.augmentation
     if data.min_seconds >= data.max_seconds:
         yield f"min_seconds {data.min_seconds:g} must be below max_seconds {data.max_seconds:g}."
-    if data.val_data is not None and data.val_data == data.train_data:
-        yield (
-            f"--train-data and --val-data are both {data.val_data}, so validation would measure"
-            " what was trained on. Leave out --val-data to hold out some utterances."
-        )
     lowest_db, highest_db = augmentation.noise_min_snr_db, augmentation.noise_max_snr_db
     if lowest_db > highest_db:
         yield f"noise_min_snr_db {lowest_db:g} must not be above noise_max_snr_db {highest_db:g}."
@@ -92,8 +87,7 @@ def check_shares(config: Config, replicas: int, has_workers: bool) -> None:
     if shares and shares != "auto" and len(shares) != replicas:
         raise ConfigError(
             f"--batch-shares needs one number for each replica ({replicas}), but has {len(shares)}."
-            " Give one for each GPU of --model-gpus (of all workers, in their order), or leave it"
-            " out."
+            " Give one for each GPU that trains, on all workers, or leave it out."
         )
 
 

@@ -171,8 +171,7 @@ def teacher_rows_of(
     if len(silent) == len(sizes):
         raise ConfigError(
             f"{less} of the largest batch, which has {silent.max()}. Give at least"
-            f" {math.ceil(1000 / silent.max()) / 1000:g}, or 0 for a teacher that only aligns the"
-            " recordings."
+            f" {math.ceil(1000 / silent.max()) / 1000:g}, or 0 to align the recordings alone."
         )
     if len(silent):
         buckets = f"{len(silent)} of {len(sizes)} buckets"
@@ -206,9 +205,9 @@ def _report_nothing_to_spare(config: Config, left: int, rejected: Sequence[Rejec
         return
     raise DataError(
         f"validation, samples or evaluations were requested, but the {found}. A corpus of fewer"
-        f" than {SPARE_UTTERANCES} utterances often has none to spare. Train on all of it, without"
-        " validation, with --validation-fraction 0 --validate-every 0 --sample-every 0"
-        " --evaluate-every 0; or give more utterances, or others to validate on with --val-data."
+        f" than {SPARE_UTTERANCES} utterances often has none to spare. Train on all of it with"
+        " --validation-fraction 0 --validate-every 0 --sample-every 0 --evaluate-every 0; or give"
+        " more utterances, or others with --val-data."
     )
 
 
@@ -298,6 +297,5 @@ def check_languages(rows: Sequence[Row], max_rejected: float) -> None:
                 f"language {language!r} was requested, which is written in {names_of(scripts)}"
                 f" letters, but {100 * share:.0f} % of the letters in its {len(spoken)} rows are"
                 f" {names_of(foreign)}. {example} Give the language of the texts with --language,"
-                " or a language column if they have several. The text front end 'characters'"
-                " accepts any script."
+                " or a column of languages; --text-frontend characters accepts any script."
             )

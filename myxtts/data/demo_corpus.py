@@ -151,9 +151,8 @@ def _check(languages: list[str], first_speaker: int, last_speaker: int) -> None:
     known = grammar_languages()
     if last_speaker >= MAX_SPEAKERS:
         raise DataError(
-            f"a demo corpus by the speakers {first_speaker} to {last_speaker} was requested, but"
-            f" speakers have the numbers 0 to {MAX_SPEAKERS - 1}. Request fewer speakers, or give a"
-            " lower --first-speaker."
+            f"speakers {first_speaker} to {last_speaker} were requested, but there are 0 to"
+            f" {MAX_SPEAKERS - 1}. Request fewer, or give a lower --first-speaker."
         )
     if len(set(languages)) < len(languages) or not set(languages) <= set(known):
         raise DataError(

@@ -67,9 +67,8 @@ def read_rows(
         rows = read(train), read(validation, preferred="metadata_eval.csv")
         if os.path.samefile(rows[0].metadata, rows[1].metadata):
             raise DataError(
-                f"--train-data {train} and --val-data {validation} are both {rows[0].metadata}, so"
-                " validation would measure what was trained on. Leave out --val-data to hold out"
-                " some utterances, or give other ones."
+                f"--train-data {train} and --val-data {validation} are both {rows[0].metadata}."
+                " Leave out --val-data to hold out some utterances, or give other ones."
             )
     elif all(os.path.isfile(folder / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
         rows = read(folder / "metadata_train.csv"), read(folder / "metadata_eval.csv")
@@ -242,8 +241,7 @@ def _rows_of_folder(folder: Path, language: str) -> Rows:
     if not rows:
         raise DataError(
             f"the corpus folder {folder} has neither metadata.csv nor audio"
-            f" ({', '.join(audio_folder.SUFFIXES)}). Give a folder of audio files, or a metadata"
-            " file that names them."
+            f" ({', '.join(audio_folder.SUFFIXES)}). Give audio files or a metadata file."
         )
     form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
     return Rows(folder, folder, RowTuple(rows), form=form)

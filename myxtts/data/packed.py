@@ -189,8 +189,7 @@ class PackedRows(StoredRows):
             if packed != value:
                 raise DataError(
                     f"{flag_of(name)} {value} was requested, but the corpus {self.base} was"
-                    f" packed with {packed}. Give the settings that it was packed with, or pack it"
-                    " again."
+                    f" packed with {packed}. Give that, or pack the corpus again."
                 )
 
     def _usable(

@@ -138,9 +138,8 @@ def read_texts(
     if not fitting:
         raise DataError(
             f"--texts {path} has {len(lines)} sentences, but none of them has at most {longest - 2}"
-            " symbols, which is the longest text of the corpus, and can be spoken in"
-            f" '{language}' with the teacher's symbols. Give shorter ones, one in a line, in a"
-            " language of the teacher."
+            " symbols, as the longest text of the corpus, and can be spoken in"
+            f" '{language}' with the teacher's symbols. Give shorter ones in such a language."
         )
     start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
     number = vocabulary.languages.index(language)

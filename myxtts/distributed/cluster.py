@@ -63,9 +63,8 @@ class Cluster:
     def name(self, index: int | None = None) -> str:
         """Return the name of a worker for messages; by default of this one."""
         index = self.index if index is None else index
-        return (
-            f"worker {index} ({self.workers[index]})" if self.workers[index] else f"worker {index}"
-        )
+        address = self.workers[index]
+        return f"worker {index} ({address})" if address else f"worker {index}"
 
     def tf_config(self) -> str:
         """Return the cluster as a value of TF_CONFIG."""
@@ -190,8 +189,7 @@ def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
     if not text.startswith(scheme) or not is_host(host) or not is_port:
         raise ConfigError(
             f"{name} is {text[:80]!r}, but must be {scheme}HOST:PORT, such as"
-            f" {scheme}127.0.0.1:5050, with a host name, IPv4 address or [IPv6 address] and a port"
-            " from 1 to 65535."
+            f" {scheme}127.0.0.1:5050 or {scheme}[::1]:5050, with a port from 1 to 65535."
         )
     return host, int(port)
 

@@ -101,8 +101,7 @@ class _Wait:
         if waited_s >= self._timeout_s:
             raise PeerLost(
                 f"all workers must start together, but {missing} did not arrive within"
-                f" {self._timeout_s:g} s (--start-timeout). Look at the log there; the hosts must"
-                " reach each other at the addresses of the cluster."
+                f" {self._timeout_s:g} s (--start-timeout). Look at the log and the network there."
             )
         if waited_s >= self._next_report_s:
             log.info(
@@ -218,8 +217,7 @@ class _Chief:
             self._warn_of_drop(writer, "of another job")
             return (
                 f"worker {index} has other addresses than worker 0, which has"
-                f" {list(self._cluster.workers)}. Give all workers the same addresses, in the same"
-                " order."
+                f" {list(self._cluster.workers)}. Give all workers the same, in the same order."
             )
         if not 1 <= index < self._cluster.count or index in self._joined:
             self._mismatch = (

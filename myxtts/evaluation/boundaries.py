@@ -93,8 +93,7 @@ def read_alignments(file: Path) -> dict[str, list[Phoneme]]:
         except (ValueError, TypeError, LookupError) as error:
             raise DataError(
                 f'{file}, line {number}: expected {{"id": …, "phonemes": [[symbol, start_s, end_s],'
-                f" …]}}, but the line cannot be parsed ({error!r}). Fix it, or remove the file to"
-                " leave out the boundary metrics."
+                f" …]}}, but the line cannot be parsed ({error!r}). Fix or remove the file."
             ) from error
     return alignments
 

@@ -158,8 +158,7 @@ def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
     if max(gpus) >= len(existing):
         raise PlacementError(
             f"{requested}, but there are {len(existing)}. Name others with --gpus, make more"
-            " visible (a resumed run keeps its GPUs), or try it on the CPU with --simulate-gpus"
-            f" {max(gpus) + 1}."
+            f" visible, or try it on the CPU with --simulate-gpus {max(gpus) + 1}."
         )
     if not simulated:
         return tuple(JobDevice((existing[gpu],)) for gpu in gpus)
@@ -258,8 +257,7 @@ def _restore_state(spec: JobsSpec) -> LauncherState:
         name = next(name for name in new if name != "corpus" and old.get(name) != new[name])
         raise ConfigError(
             f"{name} is {format_value(new[name])}, but the jobs in {spec.folder} were started with"
-            f" {format_value(old.get(name))}, which cannot change. Set it to that, or start another"
-            " run with --run."
+            f" {format_value(old.get(name))}. Set it to that, or start another run with --run."
         )
     state.write(spec.folder)
     return state

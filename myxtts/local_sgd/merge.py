@@ -180,8 +180,7 @@ def merge_weights(inputs: Sequence[TrainedRun], given: Sequence[float] | None) -
     if not is_mean or len(weights) != len(inputs) or (given is not None and not sum(given)):
         raise ConfigError(
             f"the {len(inputs)} checkpoints have the weights {' '.join(map(str, weights))}. Give"
-            " --weights with a number of 0 or more for each, not all of them 0; by default these"
-            " are the seconds of speech of each state.json."
+            " --weights with a number of 0 or more for each, not all of them 0."
         )
     return weights
 

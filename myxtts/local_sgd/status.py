@@ -91,9 +91,8 @@ def read_state(folder: Path) -> LauncherState | None:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(
-            f"{path} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}. Remove the"
-            " file and start another run with --run; the runs next to it are intact, and `myxtts"
-            " merge` merges them."
+            f"{path} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}. Start"
+            " another run with --run; the runs next to the file are intact."
         ) from error
 
 

@@ -91,8 +91,7 @@ class WeightSync:
             if new_run and not is_own and not trace.name.startswith("."):
                 raise ConfigError(
                     f"--sync-dir {self._sync_dir} was given to a new run, but it holds {trace} of"
-                    " another run. Give an empty folder; or --resume, if it is of this run, which"
-                    " was killed in its first sync."
+                    " another run. Give an empty folder; or --resume, if it is of this run."
                 )
         start = self._averaged(state.step)
         if not self._is_plain_average and state.audio_s == 0 and not start.exists():
@@ -254,8 +253,7 @@ class WeightSync:
             if common[name] != value:
                 raise CheckpointError(
                     f"{checkpoint.path} and this run cannot be averaged: they differ in {name}."
-                    " Start all jobs with the same --init-from, vocabulary and sync flags, and give"
-                    " each group of jobs a --sync-dir of its own."
+                    " Start all jobs alike, and give each group of jobs a --sync-dir of its own."
                 )
 
     def _outer_step(

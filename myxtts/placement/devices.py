@@ -63,8 +63,7 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
     except (RuntimeError, ValueError) as error:
         raise PlacementError(
             f"the devices of this run ({placement.name}) cannot be configured: TensorFlow has"
-            f" already started: {error}. Configure devices before the first tensor; restart the"
-            " process or notebook kernel."
+            f" already started: {error}. Restart the process or notebook kernel."
         ) from error
     tf.config.experimental.set_device_policy("silent")
     tf.config.set_soft_device_placement(False)

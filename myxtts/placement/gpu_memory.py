@@ -73,8 +73,7 @@ def check_limits(limits: dict[int, list[int]], memory: dict[int, GpuMemory]) -> 
                 f"memory limits were requested on GPU {gpu} which take {terms} ="
                 f" {sum(sizes) + reserve_mib:,} MiB with what CUDA and its libraries need, but"
                 f" {found.describe()}. Lower --data-gpu-memory and --model-gpu-memory, end other"
-                " processes on the GPU, use another one, or leave out the limits and"
-                " --enable-memory-isolation, so that memory grows as needed."
+                " processes on the GPU, or leave out the limits and --enable-memory-isolation."
             )
 
 

@@ -236,9 +236,8 @@ def _check_contradictions(settings: PlacementConfig) -> None:
 def _check_gpus_exist(settings: PlacementConfig, count: int) -> None:
     if count == 0 and (settings.enable_memory_isolation or settings.model_gpu_memory is not None):
         raise PlacementError(
-            "a memory limit was set, but TensorFlow sees no GPU, and the CPU has no such limit."
-            " Leave out --enable-memory-isolation and --model-gpu-memory (or give"
-            " --model-gpu-memory null, if the run's config.yaml has it), or make a GPU visible."
+            "a memory limit was set, but TensorFlow sees no GPU. Make one visible, or give"
+            " --no-enable-memory-isolation --model-gpu-memory null."
         )
     source = "--simulate-gpus makes" if settings.simulate_gpus else "TensorFlow sees"
     existing = f"{count} (numbered from 0)" if count else "no GPU"
@@ -249,6 +248,5 @@ def _check_gpus_exist(settings: PlacementConfig, count: int) -> None:
             raise PlacementError(
                 f"{role} GPU {max(gpus)} was requested, but {source} {existing}. To train on one"
                 " device, leave out --data-gpu, --data-gpus, --model-gpu, --model-gpus and"
-                " --observer (in a file of --config, too); --simulate-gpus tries the placement on"
-                " the CPU."
+                " --observer; --simulate-gpus tries the placement on the CPU."
             )

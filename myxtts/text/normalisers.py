@@ -102,8 +102,7 @@ def words_of(text: str, language: str) -> str:
         except Exception as error:
             raise DataError(
                 f"{LIBRARIES[code].package} cannot read the text {text[:60]!r}:"
-                f" {type(error).__name__} {error}. Spell its numbers and abbreviations as they are"
-                " spoken."
+                f" {type(error).__name__} {error}. Write it as it is spoken."
             ) from error
 
 

@@ -120,16 +120,12 @@ def _describe_step(setup: TrainingSetup) -> str:
     elif replicas > 1:
         rows = f"({rows})"
     accumulation = setup.config.training.gradient_accumulation
+    seconds = task_of(setup.config).segment_s(setup.config)
+    segments = "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
     return (
         f"{utterances:.1f} utterances and {audio_s:.1f} audio seconds in {share}{accumulation} x"
-        f" {rows} rows{segments_of(setup.config)}"
+        f" {rows} rows{segments}"
     )
-
-
-def segments_of(config: Config) -> str:
-    """Return what a step takes of each utterance, to be appended to the size of a step."""
-    seconds = task_of(config).segment_s(config)
-    return "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
 
 
 def segment_exceeds_utterances_warning(config: Config, corpus: Corpus) -> str:
@@ -213,10 +209,9 @@ def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
         names = ", ".join(f"'{corpus.manifest.ids[row]}'" for row in step.utterances[:32])
         raise TrainingError(
             f"the loss or its gradient was not finite at step {error.step} (epoch"
-            f" {step.position.epoch + 1}, utterances {names}). The checkpoints in"
-            f" {setup.run.start.folder.checkpoints} are of earlier steps and intact. Listen to"
-            " these utterances. Resume with --resume and a lower --learning-rate or"
-            " --gradient-clip, or start another run with --precision float32."
+            f" {step.position.epoch + 1}, utterances {names}). Listen to these. Earlier checkpoints"
+            " are intact: resume with --resume and a lower --learning-rate or --gradient-clip, or"
+            " start another run with --precision float32."
         ) from error
     except StepOutOfMemory as error:
         batch = describe_batch(corpus.plan, error.step, error.bucket)
@@ -252,9 +247,8 @@ def out_of_memory(
     limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
     return OutOfMemory(
         f"out of memory{batch}: {lacking_memory(error)} (the model is on"
-        f" {placement.routes[0].model}; limits: {limits}). Raise --model-gpu-memory or"
-        " --data-gpu-memory, with which a run can resume; or start another one with a lower"
-        " --batch-size (and a higher --gradient-accumulation), --max-seconds,"
-        " --vocoder-segment-seconds or --model-size, or with --precision mixed_bfloat16 or"
-        f" --gradient-checkpointing.{shares}"
+        f" {placement.routes[0].model}; limits: {limits}). Resume with a higher"
+        " --model-gpu-memory or --data-gpu-memory; or start another run with a lower --batch-size,"
+        " --max-seconds, --vocoder-segment-seconds or --model-size, or with --precision"
+        f" mixed_bfloat16 or --gradient-checkpointing.{shares}"
     )

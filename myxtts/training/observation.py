@@ -234,8 +234,7 @@ class HeldOutWork:
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
                 f"{observation}: out of memory on {self._device}: {lacking_memory(error)}."
-                " Resume with --resume and --observer on another device (model, cpu, or the index"
-                " of a GPU), or with --sample-every 0 or --evaluate-every 0."
+                " Resume with another --observer, or with --sample-every 0 or --evaluate-every 0."
             ) from error
         return metrics
 

@@ -100,9 +100,8 @@ class RunFolder:
                 if error.errno not in files.NO_LOCKS:
                     raise
                 raise ConfigError(
-                    f"{self.path / LOCK} cannot be locked: {error.strerror}. Use a file system with"
-                    " locks (Lustre: mount it with -o flock); or give --no-lock, and take care that"
-                    " only one process trains this run, or it is damaged."
+                    f"{self.path / LOCK} cannot be locked: {error.strerror}. Mount it with locks"
+                    " (Lustre: -o flock), or give --no-lock, and start the run only once."
                 ) from error
             files.remove_partial_files(self.path)
             try:
@@ -182,8 +181,7 @@ class TrainedRun:
         if self.task != task:
             raise CheckpointError(
                 f"{self.checkpoint.path} cannot be used for the task {task}: it was trained with"
-                f" --task {self.task}. Give a run that was trained with --task {task}; the run of a"
-                " vocoder goes with --vocoder."
+                f" --task {self.task}. Give a run of --task {task}; a vocoder goes with --vocoder."
             )
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -342,9 +340,8 @@ def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | Non
     if resumed and (recorded is None) != (path is None):
         had = f"--teacher {recorded.run}" if recorded else "none"
         raise CheckpointError(
-            f"--teacher {path} was given, but {resumed.checkpoint.path} was trained with {had}, and"
-            " this cannot change within a run. Take all settings from the run with --config, or"
-            " start another run with --run."
+            f"--teacher {path} was given, but {resumed.checkpoint.path} was trained with {had}."
+            " Take all settings from the run with --config, or start another one with --run."
         )
     if path is None:
         return None

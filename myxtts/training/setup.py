@@ -173,8 +173,7 @@ class OpenRun:
             if not self.replicas.all_equal(digest):
                 raise DataError(
                     f"all workers must read the same {name}, but it differs between them. Give"
-                    " every host the same files; rejected.csv of each worker lists the rows that it"
-                    " rejected."
+                    " every host the same files, and compare the rejected.csv of each worker."
                 )
         return corpora
 

@@ -78,9 +78,8 @@ def check_freeze(config: Config) -> None:
         fault = "nothing would be left to train"
     if fault:
         raise ConfigError(
-            f"--freeze {' '.join(frozen)} was given, but {fault}. Name some components of the"
-            f" network of --task {config.model.task} ({', '.join(components)}) and a trained run"
-            " with --init-from, or leave out --freeze."
+            f"--freeze {' '.join(frozen)} was given, but {fault}. Name some of"
+            f" {', '.join(components)}, and a trained run with --init-from, or leave it out."
         )
 
 
@@ -135,9 +134,8 @@ def check_frozen_rows(
         paths = {v.path for v in chain.from_iterable(layer.variables for layer in layers)}
         if any(tables[path][0] == "symbols" for path in paths.intersection(tables)):
             raise ConfigError(
-                f"--freeze {name} was given, but the corpus has symbols that"
-                f" {pretrained.run.path} does not have ({join_names(new_symbols)}), and these would"
-                f" never be learnt. Leave {name} out of --freeze."
+                f"--freeze {name} was given, but {pretrained.run.path} lacks symbols of the corpus"
+                f" ({join_names(new_symbols)}), which would never be learnt. Leave {name} out."
             )
 
 

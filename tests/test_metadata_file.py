@@ -213,7 +213,7 @@ class LJSpeech(Case):
         linked = self.folder / "linked.csv"
         linked.symlink_to(table)
         for train, other in ((corpus, corpus / "metadata.csv"), (table, linked)):
-            with self.subTest(other), self.assertRaisesRegex(DataError, "are both .*Leave out --val-data"):
+            with self.subTest(other), self.assertRaisesRegex(DataError, "are both .*Leave out"):
                 read_rows(train, other, "en", 0.5, seed=0)
 
     def test_without_validation_data_rows_are_held_out_and_malformed_rows_listed_once(self):

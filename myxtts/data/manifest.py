@@ -30,7 +30,7 @@ from myxtts.data.audio_file import (
     resampled_length,
     speech_span,
 )
-from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple, StoredRows, shortened
+from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple, shortened
 from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_csv, write_whole
 from myxtts.stores import is_url, member_of
@@ -218,7 +218,7 @@ def build_manifest(
     those in `rows.rejected`.
     """
     frontend = frontend or frontend_of(data)
-    if isinstance(rows.rows, StoredRows):
+    if not isinstance(rows.rows, RowTuple):
         return rows.rows.manifest(data, length_rule, vocabulary, grow, frontend)
     # Characters need no language, so that any name is one.
     if length_rule and frontend.kind == "phonemes":

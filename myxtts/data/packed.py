@@ -32,7 +32,7 @@ from myxtts.data.manifest import (
     text_fault,
 )
 from myxtts.data.parquet import load_pyarrow
-from myxtts.data.rows import RejectedRow, Row, Rows, StoredRows, shortened
+from myxtts.data.rows import RejectedRow, Row, Rows, shortened
 from myxtts.errors import DataError
 from myxtts.stores import Member, base_of, is_url
 from myxtts.text import espeak
@@ -82,8 +82,8 @@ def read_packed(path: Path) -> Rows | None:
     return Rows(path / INDEX, path, rows, form=f"packed in {rows.base}: {len(rows)} rows")
 
 
-class PackedRows(StoredRows):
-    """Rows of the mapped index of a packed corpus; `reading` is what it was packed with."""
+class PackedRows(Sequence[Row]):
+    """Rows of a packed corpus, each read when it is used; `reading` is what it was packed with."""
 
     def __init__(self, path: Path):
         pyarrow = load_pyarrow(path)

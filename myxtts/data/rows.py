@@ -5,7 +5,6 @@ entry-point group `myxtts.corpora`.
 """
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from pathlib import Path
@@ -57,27 +56,12 @@ class RowTuple(tuple[Row, ...]):
         return RowTuple(compress(self, is_kept))
 
 
-class StoredRows(Sequence[Row]):
-    """Rows of a packed corpus, which are read when they are used."""
-
-    @property
-    @abstractmethod
-    def ids(self) -> Sequence[str]: ...
-
-    @abstractmethod
-    def where(self, is_kept: np.ndarray) -> "StoredRows": ...
-
-    @abstractmethod
-    def manifest(self, *arguments: Any) -> Any:
-        """Return what `build_manifest` does, from its arguments but rows, cache and workers."""
-
-
 class Rows(NamedTuple):
     """The rows of one corpus, whose audio must be in `folder`; and its form in words."""
 
     metadata: Path
     folder: Path
-    rows: RowTuple | StoredRows
+    rows: Any  # RowTuple, or PackedRows of packed.py
     rejected: tuple[RejectedRow, ...] = ()
     form: str = ""
 

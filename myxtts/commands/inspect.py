@@ -61,7 +61,7 @@ def report(inspection: Inspection, corpus: str, folder: Path) -> None:
     """Print what was found, and write a list of the faulty clips into a folder, and a page.
 
     The page needs no server: the first seconds of SHOWN_CLIPS of each fault, the worst, are a part
-    of it, up to EMBEDDED_BYTES.
+    of it, up to about EMBEDDED_BYTES.
     """
     print(inspection.table())
     faults = {
@@ -77,13 +77,13 @@ def report(inspection: Inspection, corpus: str, folder: Path) -> None:
         shown = []
         for id_, detail in found[:SHOWN_CLIPS]:
             clip = inspection.by_id[id_]
-            wave, rate_hz = read_clip(clip.path, clip.start, clip.samples)
-            # MP3 has no rates above 48 kHz.
-            wave = soxr.resample(wave[: SHOWN_S * rate_hz], rate_hz, SAMPLE_RATE_HZ)
-            url = sound_url(wave, SAMPLE_RATE_HZ)
-            room -= len(url)
-            sound = {"src": url} if room > 0 else {}
-            shown.append({"id": id_, "detail": detail, "text": clip.text, **sound})
+            shown.append({"id": id_, "detail": detail, "text": clip.text})
+            if room > 0:
+                wave, rate_hz = read_clip(clip.path, clip.start, clip.samples)
+                # MP3 has no rates above 48 kHz.
+                wave = soxr.resample(wave[: SHOWN_S * rate_hz], rate_hz, SAMPLE_RATE_HZ)
+                shown[-1]["src"] = sound_url(wave, SAMPLE_RATE_HZ)
+                room -= len(shown[-1]["src"])
         sections.append([fault, len(found), shown])
     page = {"name": f"Corpus {corpus}", "facts": inspection.facts(), "faults": sections}
     page["measures"] = inspection.measures()

@@ -464,9 +464,9 @@ def averaged_groups(
     groups = {
         group: [(source.checkpoint, group) for source in inputs]
         for group in inputs[0].checkpoint.groups
-        if group != "averages"
+        if group != checkpoint_files.AVERAGES
     }
-    used_group = "averages" if config.training.ema_decay else "model"
-    groups[used_group] = [*map(weights_group, inputs)]
+    group = checkpoint_files.AVERAGES if config.training.ema_decay else checkpoint_files.MODEL
+    groups[group] = [*map(weights_group, inputs)]
     for group, sources in groups.items():
         yield group, weighted_mean(sources, weights)

@@ -33,6 +33,9 @@ from myxtts.errors import CheckpointError, ConfigError, PeerLost
 from myxtts.local_sgd import merge
 from myxtts.local_sgd.merge import newest_average, weighted_mean
 from myxtts.training.checkpoint_files import (
+    AVERAGES,
+    MODEL,
+    OPTIMIZER,
     Checkpoint,
     Participant,
     Record,
@@ -47,6 +50,7 @@ POLL_S = 0.2
 # So long a job leaves the averaging to each job before it, which may have died.
 TAKEOVER_S = 10.0
 KEPT_SYNCS = 3
+OUTER = "outer"  # group of the momentum of the outer optimizer
 
 Arrays = dict[str, np.ndarray]
 
@@ -95,7 +99,7 @@ class WeightSync:
                 )
         start = self._averaged(state.step)
         if not self._is_plain_average and state.audio_s == 0 and not start.exists():
-            self._publish(start, [("model", state.arrays("model"))], self._record)
+            self._publish(start, [(MODEL, state.arrays(MODEL))], self._record)
 
     def is_due(self, state: TrainingState) -> bool:
         """Return whether this step ends with a sync that has not taken place yet."""
@@ -233,8 +237,8 @@ class WeightSync:
         change: Arrays = {}
         momentum: Arrays = {}
         if not self._is_plain_average:
-            change, momentum = self._outer_step(dict(mean("model")), trained)
-        for group in ("model", "averages"):
+            change, momentum = self._outer_step(dict(mean(MODEL)), trained)
+        for group in (MODEL, AVERAGES):
             if group in contributions[0].groups:
                 # The averages move with the trained variables, which they would lag behind.
                 yield (
@@ -242,9 +246,9 @@ class WeightSync:
                     ((name, _moved(array, change.get(name))) for name, array in mean(group)),
                 )
         if self._settings.sync_optimizer == "average":
-            yield "optimizer", mean("optimizer")
+            yield OPTIMIZER, mean(OPTIMIZER)
         if momentum:
-            yield "outer", momentum.items()
+            yield OUTER, momentum.items()
 
     def _check_same_settings(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if a contribution or average is of another group of jobs."""
@@ -261,8 +265,8 @@ class WeightSync:
     ) -> tuple[Arrays, Arrays]:
         """Return what is added to the mean of each trained variable, and the momentum, by name."""
         last = Checkpoint.read(self._averaged(self._newest_step()))
-        previous = last.arrays("model")
-        previous_momentum = last.arrays("outer") if "outer" in last.groups else {}
+        previous = last.arrays(MODEL)
+        previous_momentum = last.arrays(OUTER) if OUTER in last.groups else {}
         learning_rate = self._settings.outer_learning_rate
         decay = self._settings.outer_momentum
         outer_change: Arrays = {}
@@ -287,7 +291,7 @@ class WeightSync:
         groups = state.variables()
         self._check_same_settings(average)
         if self._settings.sync_optimizer != "average":
-            del groups["optimizer"]
+            del groups[OPTIMIZER]
         load_variables(average, groups)
         if self._settings.sync_optimizer == "reset":
             # Zero is also assigned to the learning rate, which is set at each step.

@@ -38,7 +38,7 @@ from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
 from myxtts.training import checkpoint_files, runs, schedule
-from myxtts.training.checkpoint_files import Ancestor, Record, digest_of
+from myxtts.training.checkpoint_files import MODEL, Ancestor, Record, digest_of
 from myxtts.training.checkpoints import restore
 from myxtts.training.memory import MemoryForecast, check_memory, forecast_memory
 from myxtts.training.published import local_run
@@ -213,7 +213,7 @@ class OpenRun:
         if load_teacher is not None:
             load_teacher(replicas.routes[0].data)
 
-        digest = resumed.record.start if resumed else digest_of(dict(state.arrays("model")))
+        digest = resumed.record.start if resumed else digest_of(dict(state.arrays(MODEL)))
         record = run_record(
             *(config, corpora.training, corpora.vocabulary, start.ancestor, digest),
             *(teacher, corpora.held_out, start.frontend.lexicon, start.espeakng_loader),
@@ -222,9 +222,7 @@ class OpenRun:
             corpus = corpora.training.manifest.fingerprint
             runs.check_same_corpus(resumed.checkpoint, corpora.vocabulary, corpus, record.texts)
             restore(resumed.checkpoint, state)
-        if replicas.is_distributed and not replicas.all_equal(
-            digest_of(dict(state.arrays("model")))
-        ):
+        if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays(MODEL)))):
             raise CheckpointError(
                 "all workers must start from the same weights, but theirs differ. Give all of them"
                 " the same run folder, or the same --init-from."

@@ -11,6 +11,7 @@ from myxtts.data.batch_plan import PlannedStep, Position
 from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas
 from myxtts.tf_internals import AdamWOnReducedGradients
+from myxtts.training.checkpoint_files import AVERAGES, MODEL, OPTIMIZER
 from myxtts.training.schedule import Observation
 
 UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # without the names of their layers
@@ -100,18 +101,18 @@ class TrainingState:
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
         """Return what a checkpoint holds: group -> name -> variable."""
         groups = {
-            "model": {v.path: v.value for v in self.model.variables},
-            "optimizer": {v.path: v.value for v in self.optimizer.variables},
+            MODEL: {v.path: v.value for v in self.model.variables},
+            OPTIMIZER: {v.path: v.value for v in self.optimizer.variables},
         }
         if self.averages:
             # A variable that is not trained is its own average.
             trained = [v.path for v in self.trained]
-            groups["averages"] = groups["model"] | dict(zip(trained, self.averages, strict=True))
+            groups[AVERAGES] = groups[MODEL] | dict(zip(trained, self.averages, strict=True))
         return groups
 
     def inference_variables(self) -> dict[str, tf.Variable]:
         """Return the variables of the model, averaged if possible, on the first replica."""
-        group = "averages" if self.averages else "model"
+        group = AVERAGES if self.averages else MODEL
         variables = self.variables()[group]
         return {name: self.replicas.local_results(v)[0] for name, v in variables.items()}
 

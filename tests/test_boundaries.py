@@ -9,7 +9,6 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.errors import DataError
 from myxtts.evaluation.boundaries import (
     Boundary,
     Phoneme,
@@ -80,27 +79,11 @@ class BoundaryTest(unittest.TestCase):
         values = [metric["synthesized"] for metric in metrics.values()]
         np.testing.assert_allclose(values, [-10.0, 20.0, 2 / 3])
 
-    def test_alignments_are_read_and_a_malformed_line_is_named(self):
+    def test_alignments_are_read(self):
         file = temporary_folder(self.addCleanup) / "alignments.jsonl"
         self.assertEqual(read_alignments(file), {})
-        good = b'{"id": "a", "phonemes": [["", 0, 0.1], ["t", 0.1, 0.2]]}\n'
-        file.write_bytes(good + b'{"id": "b", "phonemes": []}')
-        phonemes = [("", 0.0, 0.1), ("t", 0.1, 0.2)]
-        self.assertEqual(read_alignments(file), {"a": phonemes, "b": []})
-        for bad in (
-            *("{", "[]", "null", '{"id": "c"}', '{"id": "c", "phonemes": [[" ", "x", 1]]}'),
-            '{"id": "c", "phonemes": [["a", 0]]}',
-        ):
-            file.write_bytes(good + bad.encode())
-            with self.subTest(bad), self.assertRaisesRegex(DataError, "line 2"):
-                read_alignments(file)
-        for times in ("NaN, 1", "0, Infinity", "-1, 0", "2, 1"):
-            file.write_text(f'{{"id": "c", "phonemes": [["a", {times}]]}}', encoding="utf-8")
-            with self.assertRaisesRegex(DataError, "line 1.*not finite, or do not ascend"):
-                read_alignments(file)
-        file.write_bytes(good + b'{"id": "caf\xe9", "phonemes": []}\n')
-        with self.assertRaisesRegex(DataError, "line 2.*UnicodeDecodeError"):
-            read_alignments(file)
+        file.write_text('{"id": "a", "phonemes": [["", 0, 0.1]]}\n{"id": "b", "phonemes": []}')
+        self.assertEqual(read_alignments(file), {"a": [("", 0, 0.1)], "b": []})
 
     def test_only_reliable_boundaries_of_matching_texts_are_measured(self):
         symbols = SymbolTable(("a", "n"))

@@ -280,7 +280,7 @@ class FreshInterpreterTest(FolderCase):
 class CommandTest(FolderCase):
     def test_every_command_has_a_name_a_help_line_and_flags(self):
         modules = {path.stem for path in (ROOT / "myxtts" / "commands").glob("*.py")}
-        shared = {"__init__", "main", "parser", "console", "completion"}
+        shared = {"__init__", "main", "parser", "console"}
         self.assertEqual({name.replace("-", "_") for name in main.COMMANDS}, modules - shared)
         for name in main.COMMANDS:
             with (

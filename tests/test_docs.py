@@ -15,8 +15,8 @@ from pathlib import Path
 from unittest import mock
 
 from docs import generate
-from myxtts.commands import completion, train
-from myxtts.commands.main import COMMANDS, load_command, run
+from myxtts.commands import train
+from myxtts.commands.main import COMMANDS, COMPLETION, load_command, run
 from myxtts.config.flags import SETTINGS, foreign_names
 from myxtts.errors import ConfigError
 from tests.fixtures import temporary_folder
@@ -219,7 +219,7 @@ class GeneratedPagesTest(unittest.TestCase):
 class FlagTest(unittest.TestCase):
     def test_every_flag_in_the_documentation_exists(self):
         known = SETTING_FLAGS | FOREIGN_FLAGS | set().union(*map(flags_of, programs()))
-        known.add(completion.FLAG)
+        known.add(COMPLETION)
         for page in PAGES:
             if page == COMING_FROM:
                 continue  # ForeignFlagTest

@@ -5,20 +5,24 @@ Each command is a module of this package with its name (NAME), one line about it
 arguments are known to be right.
 """
 
+import argparse
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 from myxtts.commands.console import filter_stderr, report_errors
-from myxtts.config.flags import SCRIPTS, nearest
+from myxtts.commands.parser import local_path, parser_of
+from myxtts.config.flags import SCRIPTS, SETTINGS, nearest
 from myxtts.distributed.processes import exit_at_sigterm
-from myxtts.errors import ConfigError
+from myxtts.errors import ConfigError, check_packages
 
 COMMANDS = tuple(SCRIPTS)
+COMPLETION = "--print-completion"
 # Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
 # unfinished files.
 WITH_OWN_STOP = ("train", "voice", "launch", "jobs", "serve-data", "check-distributed")
@@ -47,11 +51,8 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
         print(f"usage: {prog} COMMAND [ARGUMENT ...]", "", *lines, "", sep="\n")
         print(f"{prog} COMMAND --help lists the flags of a command.")
         return 0
-    if argv[0] == "--print-completion":
-        # Imports all commands.
-        from myxtts.commands.completion import print_completion
-
-        print_completion(" ".join(argv[1:]), map(load_command, COMMANDS))
+    if argv[0] == COMPLETION:
+        print_completion(" ".join(argv[1:]))
         return 0
     name = argv[0]
     if name not in COMMANDS:
@@ -68,3 +69,29 @@ def _main_of(command: ModuleType, argv: Sequence[str], prog: str) -> int:
 
 def load_command(name: str) -> ModuleType:
     return importlib.import_module(f"myxtts.commands.{name.replace('-', '_')}")
+
+
+def print_completion(shell: str) -> None:
+    """Print what a shell completes, by shtab from the parsers of all commands; raises ConfigError
+    if shtab is missing or lacks the shell.
+    """
+    check_packages(COMPLETION, "shtab")
+    import shtab
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        known = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise ConfigError(f"{COMPLETION} {shell!r} is not a known shell. Use one of {known}.")
+    parser = argparse.ArgumentParser("myxtts")
+    added = parser.add_subparsers()
+    for command in map(load_command, COMMANDS):
+        made = parser_of(command.main)
+        for action in made._actions:
+            is_path = isinstance(action.type, partial) and action.type.func is local_path
+            if setting := SETTINGS.get(action.dest):
+                action.choices = setting.choices or None
+                is_path |= setting.kind is str and not setting.choices
+            # Not only of paths: shtab also turns off bash's own completion of files.
+            if is_path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+        added.add_parser(command.NAME, parents=[made], add_help=False, help=command.HELP)
+    print(shtab.complete(parser, shell))

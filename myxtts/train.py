@@ -80,12 +80,9 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
         owes_sync = config.local_sgd.sync_every and state.audio_s_since_sync > 0
         is_pending = owes_sync or state.pending_observations
         if start.resumed and state.step >= schedule.total_steps and not is_pending:
-            log.info(
-                "nothing to do  run %s has its %d steps; train longer with a higher %s",
-                config.run.run,
-                state.step,
-                description.ending_setting(config.training, schedule.total_steps).split()[0],
-            )
+            flag, _ = description.ending_setting(config.training, schedule.total_steps).split()
+            line = "nothing to do  run %s has its %d steps; train longer with a higher %s"
+            log.info(line, config.run.run, state.step, flag)
             return 0
 
         # Hooks, in the order in which the loop calls them between two steps. The check of devices
@@ -108,12 +105,8 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             )
             if checkpoints.is_patience_over:
                 # Even if an observation is pending: the run would not have begun it.
-                log.info(
-                    "nothing to do  run %s ended early, by --patience; the best is %s. Train longer"
-                    " with a higher --patience",
-                    config.run.run,
-                    checkpoints.best_line,
-                )
+                line = "nothing to do  --patience ended run %s; give a higher one. The best is %s"
+                log.info(line, config.run.run, checkpoints.best_line)
                 return 0
             save = checkpoints.save
             if config.local_sgd.sync_every:
@@ -121,11 +114,8 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
                 weight_sync.prepare(state, new_run=start.resumed is None, resumes=config.run.resume)
                 finish_pending_sync(weight_sync, setup, checkpoints, request)
                 if request.requested:
-                    log.info(
-                        "stopped        by %s at step %d; resume with --resume",
-                        request.name,
-                        state.step,
-                    )
+                    line = "stopped        by %s at step %d; resume with --resume"
+                    log.info(line, request.name, state.step)
                     return request.exit_code
                 hooks.append(SyncWeights(weight_sync, checkpoints))
             reporter = resources.enter_context(
@@ -310,11 +300,7 @@ def repeat_pending(
     for observation in state.pending_observations:
         checkpoint = checkpoint_of(checkpoints, observation.step)
         if not checkpoint.exists():
-            log.warning(
-                "%s: lost, because the run ended before it was done, and the checkpoint of that"
-                " step is gone",
-                observation,
-            )
+            log.warning("%s: lost, since the checkpoint of that step is gone", observation)
             state.pending_observations = without(state.pending_observations, observation.step)
             continue
         observer.wait(lambda: False)
@@ -326,11 +312,7 @@ def repeat_pending(
 
 def log_skipped_updates(count: int) -> None:
     if count:
-        log.info(
-            "float16        %d updates were skipped since this process started, because their"
-            " gradients overflowed",
-            count,
-        )
+        log.info("float16        %d updates were skipped, as gradients overflowed", count)
 
 
 def log_stop(stop: StopRequest, step: int) -> None:

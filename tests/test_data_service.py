@@ -330,7 +330,7 @@ class ServerTest(unittest.TestCase):
     def test_a_server_for_other_machines_warns(self):
         with self.assertLogs("myxtts.data", "WARNING") as logs, dispatcher("0.0.0.0", 0) as port:
             self.assertEqual(interfaces(port), {b""})
-        self.assertIn("without encryption", logs.output[0])
+        self.assertIn("without a password", logs.output[0])
 
     def test_an_unreachable_worker_address_is_rejected(self):
         places = ("node1", "127.0.0.1"), ("10.0.0.1", "localhost"), ("10.0.0.1", "0.0.0.0")

@@ -458,12 +458,8 @@ def _serving(
     server, port = start()
     try:
         if not is_loopback(host):
-            log.warning(
-                "Other machines can reach this %s through every network interface, without"
-                " encryption or a password, and can then read and write files as this user. Use it"
-                " only in private networks.",
-                role,
-            )
+            found = f"other machines can reach this {role} without a password, and use files as you"
+            log.warning("data service: %s. Use it only in private networks.", found)
         elif not bind_to_loopback(port):
             raise ConfigError(
                 f"this system cannot restrict the {role} to the loopback interface. Close port"

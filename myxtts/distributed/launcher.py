@@ -33,22 +33,16 @@ def launch(
     cores_per_worker: int = 0,
     gpus_per_worker: int | None = None,
 ) -> int:
-    """Run the workers until all have ended.
+    """Run the workers until all have ended; return the exit code.
 
-    Ctrl-C, SIGTERM or a hangup stops them; a second Ctrl-C kills them. Raises UserError if there
-    are too few cores or GPUs, or the folder for the logs cannot be made.
+    It is that of the first failure, or 128 plus the number of the signal that killed the worker;
+    130, 143 or 129 if Ctrl-C, SIGTERM or a hangup stopped them. A second Ctrl-C kills them. Raises
+    UserError if there are too few cores or GPUs, or the folder for the logs cannot be made.
 
     Args:
         program: a Python file, or `-m` and a module, with arguments; TF_CONFIG has its cluster.
-        workers: addresses of the whole cluster.
-        local: indices of the workers to start on this machine.
-        cores_per_worker: pins each worker to this many cores of its own; 0 does not pin.
-        gpus_per_worker: shows each worker this many GPUs of its own; None shows all to all workers.
-
-    Returns:
-        the exit code: 0 if all workers succeed; otherwise the code of the first failure, or 128
-            plus the number of the signal that killed the worker; 130, 143 or 129 if the launcher
-            was stopped.
+        workers, local: addresses of the whole cluster, and indices of those to start here.
+        cores_per_worker, gpus_per_worker: of its own; 0 pins to no cores, None shows all GPUs.
     """
     cores = _divide(usable_cores(), len(local), cores_per_worker, "cores")
     existing_gpus = processes.visible_gpus() if gpus_per_worker else []

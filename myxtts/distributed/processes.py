@@ -184,11 +184,8 @@ class ChildProcess:
             self._log.write(output)
         except OSError as error:
             if not self._log_fails:
-                log.error(
-                    "%s cannot be written: %s. Free some disk space; workers and jobs go on.",
-                    self.program.log,
-                    error.strerror,
-                )
+                line = "%s cannot be written: %s. Free some disk space; workers and jobs go on."
+                log.error(line, self.program.log, error.strerror)
             self._log_fails = True
 
     def has_ended(self) -> bool:

@@ -238,13 +238,8 @@ class _Chief:
         if reason not in self._drop_reasons:
             # None if the connection has already ended.
             address, *_ = writer.get_extra_info("peername") or ("an unknown address",)
-            log.warning(
-                "rendezvous     a connection from %s was dropped (%s). Let only the workers of this"
-                " job, of one version of MyXTTS, reach the port of %s.",
-                address.removeprefix("::ffff:"),
-                reason,
-                self._cluster.name(),
-            )
+            line = "rendezvous     a connection from %s was dropped (%s): no worker of this job"
+            log.warning(line, address.removeprefix("::ffff:"), reason)
         self._drop_reasons.add(reason)
 
 

@@ -130,12 +130,8 @@ def _restrict_to_machine(cluster: Cluster) -> None:
     is_local = all(is_loopback(split_address(worker)[0]) for worker in cluster.workers)
     port = split_address(cluster.address)[1]
     if is_local and not bind_to_loopback(port):
-        log.warning(
-            "workers        Other machines can reach port %d of %s, without encryption or a"
-            " password, and then run operations as this user. Close the port.",
-            port,
-            cluster.name(),
-        )
+        found = f"other machines can reach port {port} of {cluster.name()} without a password"
+        log.warning("workers        %s, and run operations as this user. Close the port.", found)
 
 
 def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:

@@ -48,14 +48,9 @@ class JobDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class JobsSpec:
-    """All jobs of a run, and the programs that train and merge them.
+    """All jobs of a run, by names such as gpu0, and the commands that train and merge them.
 
-    Attributes:
-        config: of all jobs, before the launcher adds its own settings.
-        job_configs: the same of each job by its name, such as gpu0.
-        gpus: GPU index of each job.
-        sync_every: steps between two syncs; 0 only merges at the end.
-        trainer, merger: commands without flags.
+    The settings are those before the launcher adds its own. Without `sync_every` jobs only merge.
     """
 
     folder: Path

@@ -364,13 +364,9 @@ def log_inputs(
 ) -> None:
     """Log the inputs, and the settings in which they differ."""
     for source, coefficient in zip(inputs, normalised(weights), strict=True):
-        log.info(
-            "input          %s: step %d, %.1f s of speech, coefficient %.4f",
-            source.checkpoint.path,
-            source.record.step,
-            source.record.audio_s,
-            coefficient,
-        )
+        line = "input          %s: step %d, %.1f s of speech, coefficient %.4f"
+        record = source.record
+        log.info(line, source.checkpoint.path, record.step, record.audio_s, coefficient)
     all_values = [values_of(config) for config in configs]
     for name, first in all_values[0].items():
         if any(values[name] != first for values in all_values):

@@ -128,18 +128,12 @@ class WeightSync:
                 return False
             newest = awaited
         participants = self._load_average(state, newest)
-        log.info(
-            "sync           average of jobs %s at step %d, after %.1f s",
-            " ".join(map(str, participants)),
-            newest,
-            self._clock_s() - began_s,
-        )
+        jobs, waited_s = " ".join(map(str, participants)), self._clock_s() - began_s
+        line = "sync           average of jobs %s at step %d, after %.1f s"
+        log.info(line, jobs, newest, waited_s)
         if self._settings.job not in participants:
-            log.warning(
-                "this job was late: it continues at step %d, and its updates since the last sync"
-                " were discarded",
-                newest,
-            )
+            line = "this job was late: it goes on at step %d without its updates since the sync"
+            log.warning(line, newest)
         if newest > step:
             state.step = newest
             state.session_start = (newest, state.position)

@@ -163,18 +163,9 @@ class Transcriber(NetworkTranscriber):
         for text in transcriber.transcribe([wave]):
             print(text)
 
-    Args:
-        run: folder of a run with --task asr.
-        device: the device to compute on, which must be configured already.
-        checkpoint: its name; by default the best, or the newest. Averaged weights are preferred.
-        beam_width: number of prefixes of the beam search, which runs on the host; 0 takes the most
-            likely symbol of each frame on the device (greedy decoding).
-
-    Attributes:
-        checkpoint: folder of the checkpoint.
-
-    Raises:
-        CheckpointError: there is no usable checkpoint, or the run has another task.
+    The device must be configured already. The checkpoint is by default the best, or the newest. A
+    beam search keeps `beam_width` prefixes, on the host; 0 decodes greedily, on the device. Raises
+    CheckpointError if there is no usable checkpoint, or the run has another task.
     """
 
     def __init__(
@@ -197,12 +188,8 @@ def write_transcripts(
 ) -> None:
     """Print name, tab and text of each file, computed on GPU 0 or else on the CPU.
 
-    Raises UserError if the run, a file or the output is unusable.
-
-    Args:
-        checkpoint, beam_width: as in Transcriber.
-        json_file: file for the same content as JSON, written when all files are done.
-        times: a file for the times of the words of each file, see `write_times`; or none.
+    Writes the same content as JSON when all files are done, and the times of the words of each file
+    (see `write_times`). Raises UserError if the run, a file or the output is unusable.
     """
     device = devices.configure_default().routes[0].model
     transcriber = Transcriber(run, device, checkpoint, beam_width)

@@ -50,12 +50,8 @@ class AlignmentWarning:
         if step < CHECKED_STEP or self._has_warned or not fault:
             return
         self._has_warned = True
-        log.warning(
-            "no alignment   at step %d %s. Do the texts belong to the recordings, and is --language"
-            " theirs? Listen to some, and look at the alignment in samples/; then start again.",
-            step,
-            fault,
-        )
+        advice = "Compare texts, recordings and --language, and look at samples/; then start again."
+        log.warning("no alignment   at step %d %s. %s", step, fault, advice)
 
     def _means(self) -> tuple[float, float]:
         count = len(self._figures)

@@ -123,12 +123,8 @@ class Checkpoints:
         self.wait()
         waited_s = time.perf_counter() - began_s
         if was_busy and waited_s >= MIN_LOGGED_WAIT_S:
-            log.warning(
-                "checkpoint     training waited %.1f s at step %d for the one before. Raise"
-                " --checkpoint-every, or choose a faster disk with --runs-dir.",
-                waited_s,
-                state.step,
-            )
+            waited = f"training waited {waited_s:.1f} s at step {state.step} for the one before"
+            log.warning("checkpoint     %s. Raise --checkpoint-every, or use a faster disk", waited)
         target = checkpoint_files.checkpoint_of(self._folder, state.step)
         chosen = {"best": self.best, "since_best": self.since_best}
         record = record_of(state, self._record).model_copy(update=chosen)

@@ -63,10 +63,8 @@ def worker_group(
     reason. A collective that fails because another worker died raises `PeerLost`, or, if that
     worker met something that the user has to fix, `TrainingError`.
 
-    Args:
-        gpus: number of GPUs of this worker, each with a replica; 0 makes its CPU one replica. The
-            same on all workers.
-        settings: further values that must be the same on all workers, by their names in messages.
+    All workers have the same number of GPUs, each with a replica, or of 0 a replica on the CPU; and
+    the same further `settings`, which have their names in messages.
     """
     compared = {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})}
     cluster = rendezvous(cluster, compared, workers.start_timeout)

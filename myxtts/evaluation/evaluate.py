@@ -61,11 +61,8 @@ def open_evaluator(
 ) -> Evaluator:
     """Return the evaluator of a run, which also writes `evaluation/CHECKPOINT/scores.md`.
 
-    Raises UserError if the recogniser or the vocoder cannot be used, or a file cannot be read.
-
-    Args:
-        source: the network on the device whose weights are measured.
-        load: loads the vocoder of a voice.
+    It measures the weights of the network `source`, which is on the device. Raises UserError if the
+    recogniser or the vocoder cannot be used, or a file cannot be read.
     """
     started_s = time.perf_counter()
     if setup.config.run.select_by == "dnsmos":

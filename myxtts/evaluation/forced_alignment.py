@@ -68,13 +68,10 @@ def align_corpus(
 ) -> None:
     """Write the times of the words of each recording, and list how well each text fits.
 
-    Raises UserError if the run, the corpus or the folder is unusable.
-
-    Args:
-        out: folder for a file of each recording, `alignment.csv` and `rejected.csv`.
-        times: form of the files, a key of `times.FORMS`.
-        language: of rows without one; by default that of the run.
-        reading: other options of `read_corpus`, which raises errors of the corpus.
+    The folder gets a file of each recording, in a form of `times.FORMS`, `alignment.csv` and
+    `rejected.csv`. A language is that of rows without one, by default that of the run; `reading`
+    has other options of `read_corpus`. Raises UserError if the run, the corpus or the folder is
+    unusable.
     """
     trained = TrainedRun.open(run, checkpoint)
     trained.check_task("tts")

@@ -139,11 +139,7 @@ def measure_interpolation(
     """Measure the inputs, their mean and a line, each weights once, on GPU 0 or else the CPU.
 
     The line goes from the first to the second of two inputs, or from the best one of several to the
-    mean.
-
-    Args:
-        held_out: utterances with the vocabulary of the inputs.
-        config, folder: of the merged run.
+    mean. Settings and folder are those of the merged run.
     """
     placement = devices.configure_default()
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)

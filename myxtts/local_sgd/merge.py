@@ -264,9 +264,8 @@ def merge(
     Args:
         checkpoints: 2 folders or more, of checkpoints, or of runs at their best or newest one.
         corpora: `train_data`, `val_data`, `audio_root` and `exclude` of the new run, where they are
-            not those of its first input. With `val_data`, all inputs and their mean are measured
-            on it.
-        force: also merge inputs with different speakers or initial weights.
+            not those of its first input.
+        force: also merge inputs that differ in what is FORCEABLE.
     """
     for checkpoint in checkpoints:
         check_storable(str(checkpoint), "--checkpoints")

@@ -42,10 +42,8 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     Raises DataError if the corpus cannot be used or has fewer utterances than shards, or the folder
     has shards of another split or other files of these names.
 
-    Args:
-        config: of the run: corpus, length limits, text front end, validation fraction.
-        folder: gets shard-0.csv, shard-1.csv, …; TRAIN, all rows to train on; HELD_OUT, the rows to
-            validate on, if there are any; and rejected.csv with unusable rows.
+    The folder gets shard-0.csv, shard-1.csv, …; TRAIN, all rows to train on; HELD_OUT, the rows to
+    validate on, if there are any; and rejected.csv with unusable rows.
     """
     names = [*map(shard_file, range(count))]
     # Shards must be disjoint, and a corpus named train.csv may be there.

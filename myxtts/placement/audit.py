@@ -24,11 +24,8 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
     silently copies tensors and moves operations.
 
     NumPy arrays are in host memory and not checked. int32 tensors may be in host memory:
-    TensorFlow's functions return them there.
-
-    Args:
-        device: such as `/GPU:1`, or with job and task.
-        named: pairs of a name for the message and a tensor, `tf.Variable` or Keras variable.
+    TensorFlow's functions return them there. Pairs have a name for the message and a tensor,
+    `tf.Variable` or Keras variable; a device may have job and task.
     """
     expected = tf.DeviceSpec.from_string(device)
     misplaced = []

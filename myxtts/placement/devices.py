@@ -36,9 +36,8 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
     exist, is an error. Raises PlacementError if TensorFlow has already started with other devices,
     or memory limits do not fit.
 
-    Args:
-        small_operations: whether most operations are small, see `automatic_pools`.
-        processes: number of processes that share the cores of this host, unless they are pinned.
+    So many `processes` share the cores of this host, unless they are pinned. For small operations
+    see `automatic_pools`.
     """
     if placement.simulated and (visible := gpu_count()):
         simulated = len({device.physical for device in placement.devices})
@@ -154,10 +153,8 @@ def xla_failure(device: str, whole_step: bool = False) -> str | None:
     A GPU that runs TensorFlow's kernels may lack what XLA needs: a code generator for its compute
     capability, ptxas or libdevice of the CUDA toolkit, or a cuDNN whose convolutions XLA can call.
 
-    Args:
-        whole_step: try also what a training step has beyond a loop: a convolution with bias, which
-            XLA fuses, with its gradient, a matrix product, and an exponential function, which needs
-            libdevice.
+    `whole_step` tries also what a step has beyond a loop: a convolution with bias, which XLA fuses,
+    with its gradient, a matrix product, and an exponential function, which needs libdevice.
     """
     gpus = tf.config.get_visible_devices("GPU") if "GPU:" in device else []
     for details in map(tf.config.experimental.get_device_details, gpus):

@@ -71,15 +71,11 @@ class NetworkTranscriber:
     def transcribe(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[str]:
-        """Yield the text of each wave, in the notation of the run (see `normalise_reference`).
+        """Yield the text of each wave, float32 [samples] in [-1, 1] at 22,050 Hz, in the notation
+        of the run (see `normalise_reference`).
 
-        About ten minutes of speech are read and transcribed at a time. A wave is trimmed as in
-        training. One that is then longer than 20 s is split at quiet points, and the texts of its
-        chunks are joined by spaces.
-
-        Args:
-            waves: float32 [samples] in [-1, 1] at 22,050 Hz each, of any lengths.
-            throttle: called before each batch.
+        About ten minutes of speech are in memory at a time. A wave is trimmed as in training; a
+        longer one than 20 s is split at quiet points, and the texts of its chunks are joined.
         """
         return (text for text, _ in self.transcribe_timed(waves, throttle))
 

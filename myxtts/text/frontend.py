@@ -160,14 +160,10 @@ def normalise_text(text: str) -> str:
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
     """Return the symbols of a text without normalising numbers; [] if nothing can be spoken.
 
-    Raises DataError if espeak-ng does not know the language.
-
-    Args:
-        language: an espeak-ng language code; unused with "characters".
-        frontend: "phonemes" returns IPA characters with their combining marks, stress and length
-            marks, spaces between words, and PUNCTUATION; what is between [[ and ]] is taken as it
-            is. "characters" returns the code points of
-            the text in lower case.
+    Phonemes are IPA characters with their combining marks, stress and length marks, spaces between
+    words, and PUNCTUATION; what is between [[ and ]] is taken as it is. Characters are the code
+    points of the text in lower case, in any language. Raises DataError if espeak-ng does not know
+    the language.
     """
     text = normalise_text(text)
     if frontend == "characters":

@@ -96,9 +96,7 @@ def times_files(
 def write_times(path: Path, sentences: Sequence[Sequence[TimedWord]], duration_s: float) -> None:
     """Write the times of the words of sentences in the form that the name of the file has.
 
-    Args:
-        sentences: in order and without an overlap; none is empty.
-        duration_s: of the whole sound.
+    Sentences are in order, without an overlap, and none is empty. The whole sound has `duration_s`.
     """
     form = form_of(path)
     assert form is not None, path

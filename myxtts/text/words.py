@@ -69,10 +69,8 @@ def words_of_text(
 
     Each word is read alone, and the readings are aligned with the symbols of the whole text by the
     fewest edits: in a sentence words sound otherwise, share their spaces, and numbers are read with
-    their neighbours. Words without a phoneme of their own are joined to the one before.
-
-    Args:
-        symbols: of the text by the front end; those that a voice does not have may be missing.
+    their neighbours. Words without a phoneme of their own are joined to the one before. `symbols`
+    may lack those that a voice does not have.
     """
     names = _WORD.findall(text)
     alone: list[str] = []

@@ -374,9 +374,8 @@ def write_checkpoint(
     Raises an OSError that names the file if the disk refuses, or if the checkpoint exists
     (ENOTEMPTY); then nothing is left of it, and a checkpoint that was to be replaced stays.
 
-    Args:
-        groups: (name of a group, its arrays by name); one group after another is in memory.
-        by: distinguishes writers that may write the same checkpoint at the same time.
+    One group after another is in memory, with its arrays by name. `by` distinguishes writers that
+    may write the same checkpoint at the same time.
     """
     temporary = files.partial_folder_of(target.with_name(target.name + by))
     # A kill may have left it.

@@ -63,11 +63,8 @@ def no_throttle() -> None:
 class Snapshot:
     """A network with a copy of the weights that other variables have at some time.
 
+    Sources have the names of the network's variables. The copy is traced here, on the main thread.
     Raises PlacementError if a variable of the network is on another device.
-
-    Args:
-        network: built on the device. The copy is traced here, on the main thread.
-        sources: what is copied, by the names of the network's variables.
     """
 
     def __init__(self, network: keras.Model, sources: Mapping[str, tf.Variable], device: str):

@@ -130,10 +130,8 @@ class Step:
     ) -> tf.Tensor:
         """Take step `number`; return its outcome.
 
-        Args:
-            microbatches: on the model devices; each is taken when its turn comes.
-            rates: equal to those of the previous step, unless they change.
-            stop: whether this process has a request to stop; see `stop_requested`.
+        Each microbatch, on the model devices, is taken when its turn comes. Rates are equal to
+        those of the previous step, unless they change. For `stop` see `stop_requested`.
         """
         losses = self._no_losses
         with tf.device(self._state.device):

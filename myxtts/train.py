@@ -173,7 +173,8 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
 
         # Last lines, after the feed, the progress bar and the handlers of signals are closed.
         resources.close()
-        log_skipped_updates(int(state.skipped_updates.numpy()))
+        if skipped := int(state.skipped_updates.numpy()):
+            log.info("float16        %d updates were skipped, as gradients overflowed", skipped)
         log.info("traces         %d of the training step", step.traces)
         if replicas.is_chief:
             outcome = f"stopped by {stop.name}" if stop.due() else "finished"
@@ -308,11 +309,6 @@ def repeat_pending(
             return
         snapshot.load(checkpoint)
         observer.begin(observation)
-
-
-def log_skipped_updates(count: int) -> None:
-    if count:
-        log.info("float16        %d updates were skipped, as gradients overflowed", count)
 
 
 def log_stop(stop: StopRequest, step: int) -> None:

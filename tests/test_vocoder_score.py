@@ -62,7 +62,7 @@ def untrained_run(folder: Path, corpus: Path) -> Path:
     keras.utils.set_random_seed(0)
     with replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
-    record = run_record(config, loaded, vocabulary, None, "")
+    record = run_record(config, loaded, vocabulary, start="")
     save_checkpoint(folder, record, training_state(network))
     return folder
 

@@ -48,7 +48,7 @@ def asr_run() -> ASRRun:
         network = task_of(config).build(config, vocabulary)
     network.out.kernel.assign(20.0 * network.out.kernel)  # confident predictions of several symbols
     digest = digest_of({v.path: v.numpy() for v in network.variables})
-    record = run_record(config, corpus, vocabulary, None, digest)
+    record = run_record(config, corpus, vocabulary, start=digest)
     save_checkpoint(run, record, training_state(network))
     return ASRRun(workspace, run)
 

@@ -56,7 +56,7 @@ def write_voice(workspace: Workspace) -> Path:
     with small_models(), replicas_on(MODEL).scope():
         network = task_of(config).build(config, vocabulary)
     digest = digest_of({v.path: v.numpy() for v in network.variables})
-    record = run_record(config, corpus, vocabulary, None, digest)
+    record = run_record(config, corpus, vocabulary, start=digest)
     save_checkpoint(run, record, training_state(network))
     return run
 

@@ -89,8 +89,12 @@ def open_evaluator(
         seeds=(0,),
         perceptual=run.evaluate_pesq,
     )
-    corpus, route = held_out.corpus_of_run(setup), Route(device, device)
-    evaluation = Evaluation(folder.path, setup.record, corpus, options, route)
+    corpora, config = setup.corpora, held_out.for_evaluation(setup.config)
+    assert corpora.held_out is not None
+    corpus = held_out.held_out_corpus(
+        corpora.training, corpora.held_out, corpora.vocabulary, config
+    )
+    evaluation = Evaluation(folder.path, setup.record, corpus, options, Route(device, device))
     measure: ScoreWeights = EVALUATORS[task.name].score_in_run(evaluation, network, load)
     log.info("evaluation     prepared for %s in %.1f s", device, time.perf_counter() - started_s)
 

@@ -27,7 +27,6 @@ from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle
 from myxtts.training.runs import TrainedRun, check_same_corpus
-from myxtts.training.setup import TrainingSetup
 
 TASK_OPTIONS = {
     "tts": ("ode_steps", "guidance", "variety", "vocoder", "asr"),
@@ -197,7 +196,7 @@ def load_held_out(run: TrainedRun, listing: Path) -> MeasuredCorpus:
             f"the utterances that {run.checkpoint.path} was validated on have changed since."
             " Restore them, or give them as another corpus with --data."
         )
-    return _held_out_corpus(training, held_out, vocabulary, config)
+    return held_out_corpus(training, held_out, vocabulary, config)
 
 
 def _load_training(
@@ -226,16 +225,10 @@ def _load_training(
     return loaded
 
 
-def corpus_of_run(setup: TrainingSetup) -> MeasuredCorpus:
-    """Return the held-out utterances of a run that trains."""
-    corpora, config = setup.corpora, for_evaluation(setup.config)
-    assert corpora.held_out is not None
-    return _held_out_corpus(corpora.training, corpora.held_out, corpora.vocabulary, config)
-
-
-def _held_out_corpus(
+def held_out_corpus(
     training: dataset.Corpus, held_out: dataset.Corpus, vocabulary: Vocabulary, config: Config
 ) -> MeasuredCorpus:
+    """Return the held-out utterances of a run, with its settings for evaluation."""
     speakers = {vocabulary.speakers[row] for row in np.unique(training.manifest.speaker)}
     return MeasuredCorpus(held_out.manifest, vocabulary, config, training, speakers)
 

@@ -386,10 +386,9 @@ def write_mean(
     It has the mean, or else the weights of the input that is kept.
     """
     # A fixed order makes rounding independent of the order of the inputs.
-    order = sorted(
-        range(len(inputs)), key=lambda index: str(inputs[index].checkpoint.path.resolve())
-    )
-    used = [(inputs[i], weights[i]) for i in order if kept is None or kept is inputs[i]]
+    pairs = zip(inputs, weights, strict=True)
+    used = sorted(pairs, key=lambda pair: str(pair[0].checkpoint.path.resolve()))
+    used = [pair for pair in used if kept in (None, pair[0])]
     step = max(source.record.step for source, _ in used)
     starts = {source.record.start for source, _ in used}
     first = inputs[0].record

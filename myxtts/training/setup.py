@@ -8,7 +8,7 @@ Training, the profiler and the preflight open a run in this way. Each stage need
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -213,10 +213,15 @@ class OpenRun:
         if load_teacher is not None:
             load_teacher(replicas.routes[0].data)
 
-        digest = resumed.record.start if resumed else digest_of(dict(state.arrays(MODEL)))
+        held_out = corpora.held_out
         record = run_record(
-            *(config, corpora.training, corpora.vocabulary, start.ancestor, digest),
-            *(teacher, corpora.held_out, start.frontend.lexicon, start.espeakng_loader),
+            *(config, corpora.training, corpora.vocabulary),
+            start=resumed.record.start if resumed else digest_of(dict(state.arrays(MODEL))),
+            held_out=held_out.manifest.fingerprint if held_out else None,
+            ancestor=start.ancestor,
+            teacher=teacher.source if teacher else None,
+            lexicon=dict(start.frontend.lexicon),
+            espeakng_loader=start.espeakng_loader,
         )
         if resumed is not None:
             corpus = corpora.training.manifest.fingerprint
@@ -434,33 +439,18 @@ def make_step(config: Config, state: TrainingState) -> Step:
     )
 
 
-def run_record(
-    config: Config,
-    corpus: Corpus,
-    vocabulary: Vocabulary,
-    ancestor: Ancestor | None,
-    start: str,
-    teacher: TrainedRun | None = None,
-    held_out: Corpus | None = None,
-    lexicon: Mapping[str, str] | None = None,
-    espeakng_loader: str = "",
-) -> Record:
-    """Return what a checkpoint records; `start` is the digest of the run's first weights."""
+def run_record(config: Config, corpus: Corpus, vocabulary: Vocabulary, **more: Any) -> Record:
+    """Return what a checkpoint records of a run that trains on a corpus, and more values of it."""
     return Record(
         settings=config,
         symbols=vocabulary.symbols.symbols,
         languages=vocabulary.languages,
         speakers=vocabulary.speakers,
-        lexicon=dict(lexicon or {}),
-        espeakng_loader=espeakng_loader,
         audio_format=AUDIO_FORMAT,
-        start=start,
         corpus=corpus.manifest.fingerprint,
-        held_out=held_out.manifest.fingerprint if held_out else None,
-        ancestor=ancestor,
-        teacher=teacher.source if teacher else None,
         texts=corpus.teacher_rows.fingerprint if corpus.teacher_rows else None,
         selected_by=selection_of(config),
+        **more,
     )
 
 

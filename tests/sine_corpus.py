@@ -68,7 +68,8 @@ def planned_corpus(
 ) -> Corpus:
     bounds = bucket_bounds(manifest.samples, data.buckets)
     config = Config(data=data, training=TrainingConfig(seed=seed))
-    return Corpus(manifest, make_plan(manifest, bounds, config, accumulation, replicas))
+    sharing = {"accumulation": accumulation, "replicas": replicas}
+    return Corpus(manifest, make_plan(manifest, bounds, config, **sharing))
 
 
 def noise(samples: int, level: float) -> np.ndarray:

@@ -8,6 +8,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.config.schema import DataConfig
 from myxtts.data import tables
 from myxtts.data.metadata_file import hold_out, read_corpus, read_rows
 from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows, RowTuple
@@ -43,6 +44,11 @@ TEXTS = {
     "line ends of Windows": ("list.csv", "\ufeffa|One\r\nb|Two\r\n", ["One", "Two"]),
     "line ends of old Macintoshes": ("list.csv", "\ufeffa|One\rb|Two\r", ["One", "Two"]),
 }
+
+
+def rows_of(train: Path, validation: Path | None = None, fraction: float = 0.5):
+    data = DataConfig(val_data=str(validation) if validation else None)
+    return read_rows(data, train, fraction, seed=0)
 
 
 class Case(FolderCase):
@@ -200,12 +206,12 @@ class LJSpeech(Case):
     def test_a_folder_with_train_and_eval_metadata_provides_both_corpora(self):
         self.ljspeech("a|x\nb|x\nbad\n", "metadata_train.csv")
         self.ljspeech("c|x\n|bad\n", "metadata_eval.csv", audio=["c.wav"])
-        train, validation, rejected = read_rows(self.folder, None, "en", 0.5, seed=0)
+        train, validation, rejected = rows_of(self.folder)
         actual = [[row.id for row in part.rows] for part in (train, validation)]
         self.assertEqual(actual, [["a.wav", "b.wav"], ["c.wav"]])
         names = [Path(row.metadata).name for row in rejected]
         self.assertEqual(names, ["metadata_train.csv", "metadata_eval.csv"])
-        by_file = read_rows(self.folder / "metadata_train.csv", None, "en", 0.5, seed=0)
+        by_file = rows_of(self.folder / "metadata_train.csv")
         self.assertEqual(by_file, (train, validation, rejected))
 
     def test_validation_on_the_training_corpus_by_another_name_is_an_error(self):
@@ -214,11 +220,11 @@ class LJSpeech(Case):
         linked.symlink_to(table)
         for train, other in ((corpus, corpus / "metadata.csv"), (table, linked)):
             with self.subTest(other), self.assertRaisesRegex(DataError, "are both .*Leave out"):
-                read_rows(train, other, "en", 0.5, seed=0)
+                rows_of(train, other)
 
     def test_without_validation_data_rows_are_held_out_and_malformed_rows_listed_once(self):
         corpus = self.ljspeech("a|x\nb|x\nc|x\nd|x\nbad\n|bad\n")
-        train, validation, rejected = read_rows(corpus, None, "en", 0.25, 0)
+        train, validation, rejected = rows_of(corpus, fraction=0.25)
         self.assertEqual((len(train.rows), len(validation.rows), len(rejected)), (3, 1, 2))
         self.assertEqual(len(train.rejected) + len(validation.rejected), 2)
 
@@ -226,7 +232,7 @@ class LJSpeech(Case):
         self.ljspeech("a|x\n", "metadata_train.csv")
         self.ljspeech("c|x\n", "metadata_eval.csv")
         table = self.table("path,text\nd.wav,x\n", "d.wav")
-        _, validation, _ = read_rows(self.folder, table, "en", 0.5, seed=0)
+        _, validation, _ = rows_of(self.folder, table)
         self.assertEqual([row.id for row in validation.rows], ["d.wav"])
 
 
@@ -444,12 +450,12 @@ class Form(Case):
     def test_the_log_names_the_form_of_each_metadata_file_once(self):
         self.ljspeech("a|x\nb|x\nc|x\n", audio=["a.flac", "b.flac", "c.mp3"])
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
-            read_rows(self.folder, None, "en", 0.5, seed=0)
+            rows_of(self.folder)
         place = f"{self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
         expected = [f"corpus form    lines with |, columns path, text; 3 rows in {place}"]
         self.assertEqual([record.getMessage() for record in logs.records], expected)
         with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
-            read_rows(self.folder, self.table("audio_file;text\na.flac;x\n"), "en", 0.5, seed=0)
+            rows_of(self.folder, self.table("audio_file;text\na.flac;x\n"))
         message = logs.records[1].getMessage()
         self.assertIn("table with semicolons, columns audio_file, text; 1 rows in", message)
 

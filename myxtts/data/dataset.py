@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from myxtts.config.schema import Config, DataConfig
+from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
 from myxtts.data.manifest import (
@@ -118,15 +119,9 @@ def _rows_of(
 ) -> tuple[Rows, Rows, list[RejectedRow], list[RejectedRow]]:
     """Return the rows to train on and to validate on, the malformed and the excluded rows."""
     data = config.data
+    corpus = data.train_data if data.train_data is not None else ensure_demo_corpus()
     train, validation, malformed = read_rows(
-        data.train_data if data.train_data is not None else ensure_demo_corpus(),
-        data.val_data,
-        data.language,
-        data.validation_fraction,
-        config.training.seed,
-        root=audio_root_of(data),
-        needs_text=needs_text,
-        columns=data.columns,
+        data, corpus, data.validation_fraction, config.training.seed, needs_text
     )
     (train, validation), excluded = leave_out(data.exclude, train, validation)
     return train, validation, malformed, excluded
@@ -146,7 +141,8 @@ def _plan_corpora(
     # For the step of one replica, so that shapes do not depend on the number of replicas.
     step_utterances = 1 if data.batch_seconds else data.batch_size * accumulation
     bounds = bucket_bounds(train.samples, data.buckets, step_utterances)
-    plan = make_plan(train, bounds, config, accumulation, replicas, shares)
+    sharing = {"accumulation": accumulation, "replicas": replicas, "shares": shares}
+    plan = make_plan(train, bounds, config, **sharing)
     training = Corpus(train, plan, teacher_rows_of(config, vocabulary, train, plan, frontend))
     if not len(validation):
         return training, None
@@ -228,29 +224,15 @@ def corpus_folder(corpus: str | Path | None) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def audio_root_of(data: DataConfig) -> Path | None:
-    return Path(data.audio_root) if data.audio_root is not None else None
-
-
-def make_plan(
-    manifest: Manifest,
-    bounds: np.ndarray,
-    config: Config,
-    accumulation: int = 1,
-    replicas: int = 1,
-    shares: Sequence[float] = (),
-) -> Plan:
+def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, **shared: Any) -> Plan:
+    """Plan the batches of a manifest as the settings say; `shared` is how replicas share steps."""
     return Plan(
-        manifest.samples,
-        manifest.token_counts,
-        manifest.speaker,
+        *(manifest.samples, manifest.token_counts, manifest.speaker),
         bounds=bounds,
         batch_size=config.data.batch_size,
         batch_seconds=config.data.batch_seconds,
         seed=config.training.seed,
-        accumulation=accumulation,
-        replicas=replicas,
-        shares=shares,
+        **shared,
     )
 
 

@@ -21,7 +21,6 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.quality import Quality, measure
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import WHOLE, read_sound
-from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
 from myxtts.data.metadata_file import read_rows
 from myxtts.data.rows import RejectedRow, Rows
@@ -188,15 +187,7 @@ def inspect_corpus(data: DataConfig, frontend: TextFrontend | None = None) -> In
     Raises DataError if the corpus cannot be read or has no usable clip.
     """
     assert data.train_data is not None
-    corpora = read_rows(
-        data.train_data,
-        data.val_data,
-        data.language,
-        validation_fraction=0.0,
-        seed=0,
-        root=audio_root_of(data),
-        columns=data.columns,
-    )
+    corpora = read_rows(data, data.train_data, fraction=0.0, seed=0)
     rejected = list(corpora[2])
     clips: dict[str, Clip] = {}
     for rows in corpora[:2]:

@@ -10,12 +10,13 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from myxtts.config.schema import DataConfig
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import AudioFolder, suffix_of
 from myxtts.data.corpus_trees import read_kaldi, read_tree
@@ -45,38 +46,37 @@ log = logging.getLogger(__name__)
 
 
 def read_rows(
-    train: str | Path,
-    validation: str | Path | None,
-    language: str,
-    validation_fraction: float,
-    seed: int,
-    **options: Any,
+    data: DataConfig, train: str | Path, fraction: float, seed: int, needs_text: bool = True
 ) -> tuple[Rows, Rows, list[RejectedRow]]:
     """Read the training rows, the validation rows, and the malformed rows of both.
 
-    The validation rows come from `validation` if it is given, else from metadata_eval.csv next to
-    metadata_train.csv, else they are held out from the training rows. The options and errors are
-    those of `read_corpus`.
+    The validation rows come from --val-data if it is given, else from metadata_eval.csv next to
+    metadata_train.csv, else a fraction of the training rows. Raises as `read_corpus`.
     """
-
-    def read(path: str | Path, **more: Any) -> Rows:
-        return read_corpus(path, language, **options, **more)
-
+    read = partial(read_as_configured, data, needs_text=needs_text)
     folder = Path(train).parent if Path(train).name == "metadata_train.csv" else Path(train)
-    if validation is not None:
-        rows = read(train), read(validation, preferred="metadata_eval.csv")
+    if data.val_data is not None:
+        rows = read(train), read(data.val_data, preferred="metadata_eval.csv")
         if os.path.samefile(rows[0].metadata, rows[1].metadata):
             raise DataError(
-                f"--train-data {train} and --val-data {validation} are both {rows[0].metadata}."
+                f"--train-data {train} and --val-data {data.val_data} are both {rows[0].metadata}."
                 " Leave out --val-data to hold out some utterances, or give other ones."
             )
     elif all(os.path.isfile(folder / name) for name in ("metadata_train.csv", "metadata_eval.csv")):
         rows = read(folder / "metadata_train.csv"), read(folder / "metadata_eval.csv")
     else:
-        rows = hold_out(read(train), validation_fraction, seed)
+        rows = hold_out(read(train), fraction, seed)
     for form in dict.fromkeys(corpus.form for corpus in rows):
         log.info("%-14s %s", "corpus form", form)
     return *rows, [*rows[0].rejected, *rows[1].rejected]
+
+
+def read_as_configured(
+    data: DataConfig, corpus: str | Path, needs_text: bool, preferred: str = "metadata_train.csv"
+) -> Rows:
+    """Read the rows of a corpus as the settings of a run say; see `read_corpus`."""
+    root = Path(data.audio_root) if data.audio_root is not None else None
+    return read_corpus(corpus, data.language, root, needs_text, preferred, data.columns)
 
 
 def read_corpus(

@@ -34,7 +34,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.flags import with_values
 from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS, Config
 from myxtts.data.audio_file import WHOLE, open_audio, open_sound, read_pcm
-from myxtts.data.dataset import audio_root_of, check_languages
+from myxtts.data.dataset import check_languages
 from myxtts.data.manifest import (
     CHUNK_ROWS,
     LengthRule,
@@ -44,7 +44,7 @@ from myxtts.data.manifest import (
     frontend_of,
     report_rejected,
 )
-from myxtts.data.metadata_file import read_corpus
+from myxtts.data.metadata_file import read_as_configured
 from myxtts.data.packed import INDEX, METADATA, NO_SYMBOLS, PackedRows, reading_of
 from myxtts.data.parquet import load_pyarrow
 from myxtts.data.rows import Row
@@ -72,10 +72,7 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
     if store.version(INDEX):
         raise DataError(f"{out} already holds a packed corpus. Give another --out, or remove it.")
     data, needs_text = config.data, config.model.task != "vocoder"
-    rows = read_corpus(
-        *(str(data.train_data), data.language, audio_root_of(data), needs_text),
-        columns=data.columns,
-    )
+    rows = read_as_configured(data, str(data.train_data), needs_text)
     log.info("corpus form    %s", rows.form)
     count = len(rows.rows)
     rows = rows.where(np.arange(count) * parts // max(count, 1) == part)

@@ -26,10 +26,8 @@ from myxtts.config.checks import check_settings
 from myxtts.config.flags import Setting, marked, turned_off, values_of, with_values
 from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
-from myxtts.data.dataset import audio_root_of
 from myxtts.data.manifest import Manifest, build_manifest, report_rejected
-from myxtts.data.metadata_file import leave_out, read_corpus
-from myxtts.data.rows import Rows
+from myxtts.data.metadata_file import leave_out, read_as_configured
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.files import fsync_folder, new_folder, write_whole
 from myxtts.tasks.registry import length_rule_of
@@ -280,7 +278,8 @@ def merge(
     configs = [merged_config(source.record.settings, output, corpora) for source in inputs]
     check_settings(configs[0])
     if "train_data" in corpora:
-        read_rows(configs[0], corpora["train_data"])
+        needs_text = length_rule_of(configs[0]) is not None
+        read_as_configured(configs[0].data, corpora["train_data"], needs_text)
     held_out = read_held_out(configs[0], inputs[0], output) if "val_data" in corpora else None
     log_inputs(inputs, weights, configs)
     with new_folder(output) as folder:
@@ -334,21 +333,15 @@ def merged_config(config: Config, output: Path, corpora: Mapping[str, str]) -> C
     return config.model_copy(update={"local_sgd": LocalSGDConfig()})
 
 
-def read_rows(config: Config, corpus: str, preferred: str = "metadata_train.csv") -> Rows:
-    """Read a given corpus before any merging. Raises DataError if that is not possible."""
-    data, root = config.data, audio_root_of(config.data)
-    needs_text = length_rule_of(config) is not None
-    return read_corpus(corpus, data.language, root, needs_text, preferred, data.columns)
-
-
 def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:
     """Read the utterances to validate on; list unusable rows in a file next to the output."""
-    rows = read_rows(config, str(config.data.val_data), "metadata_eval.csv")
+    rule = length_rule_of(config)
+    corpus = str(config.data.val_data)
+    rows = read_as_configured(config.data, corpus, rule is not None, "metadata_eval.csv")
     log.info("corpus form    %s", rows.form)
     (rows,), excluded = leave_out(config.data.exclude, rows)
     manifest, _, rejected = build_manifest(
-        *(rows, config.data, length_rule_of(config), first.record.vocabulary),
-        frontend=first.record.frontend,
+        *(rows, config.data, rule, first.record.vocabulary), frontend=first.record.frontend
     )
     unusable = [*rows.rejected, *rejected]
     if unusable or excluded:

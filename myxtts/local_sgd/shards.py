@@ -11,7 +11,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
 from myxtts.data.audio_file import WHOLE
-from myxtts.data.dataset import audio_root_of, corpus_folder, load_corpora
+from myxtts.data.dataset import corpus_folder, load_corpora
 from myxtts.data.manifest import Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import write_csv
@@ -70,7 +70,7 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     folders = [*map(os.path.dirname, manifest.paths)]
     if held_out:
         folders += map(os.path.dirname, held_out.manifest.paths)
-    current_root = audio_root_of(config.data) or corpus_folder(config.data.train_data)
+    current_root = Path(config.data.audio_root or corpus_folder(config.data.train_data))
     audio_root = Path(os.path.commonpath([os.path.abspath(current_root), *folders]))
     shard_of = assign_shards(manifest.samples, manifest.speaker, manifest.language, count)
     for shard, name in enumerate(names):

@@ -387,10 +387,7 @@ class Observer:
                 " longer than the %d steps until it is due again. Every %d steps would be rare"
                 " enough (--validate-every, --sample-every, --evaluate-every); or choose another"
                 " device with --observer.",
-                format_duration(waited_s),
-                step,
-                due_step - step,
-                rare_enough,
+                *(format_duration(waited_s), step, due_step - step, rare_enough),
             )
         self._finish(result)
         return True

@@ -133,7 +133,7 @@ class ThreadsTest(unittest.TestCase):
         fake = FakeConfig(0)
         fake.threading.set_intra_op_parallelism_threads.side_effect = RuntimeError("Intra op")
         configure(fake, {})
-        with self.assertRaisesRegex(PlacementError, "Intra op.*restart the process"):
+        with self.assertRaisesRegex(PlacementError, "Intra op.*Restart the process"):
             configure(fake, {"intra_op_threads": 3})
 
 

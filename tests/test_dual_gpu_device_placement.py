@@ -208,7 +208,7 @@ class ConfigureTest(unittest.TestCase):
             devices.configure(plan_routes(Settings(simulate_gpus=3), 0))
         message = str(caught.exception)
         self.assertIn("(single) cannot be configured: TensorFlow has already started: ", message)
-        self.assertTrue(message.endswith("restart the process or notebook kernel."), message)
+        self.assertTrue(message.endswith("Restart the process or notebook kernel."), message)
 
 
 if __name__ == "__main__":

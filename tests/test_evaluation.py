@@ -391,7 +391,7 @@ class CompleteEvaluation(unittest.TestCase):
     def test_a_tts_run_as_recogniser_is_rejected(self):
         with (
             mock.patch("tests.tiny_asr.cached_transcriber", Transcriber),
-            self.assertRaisesRegex(CheckpointError, "Give a run that was trained with --task asr"),
+            self.assertRaisesRegex(CheckpointError, "Give a run of --task asr"),
         ):
             self.measure(asr=self.run_folder, plots="refused")
 

@@ -361,7 +361,9 @@ class ToyRuns(unittest.TestCase):
             self.assertEqual((run.code, run.err), (0, ""))
             self.assertEqual(self.selected("heard_cut"), (4, [2, 4, 4, 4]))
             again = self.workspace.train("heard_cut", *flags, *resume)
-            self.assertIn("nothing to do  run heard_cut ended early, by --patience; the", again.out)
+            self.assertIn(
+                "nothing to do  --patience ended run heard_cut; give a higher one. The", again.out
+            )
             longer = self.workspace.train("heard_cut", *flags, *resume, "--patience 3")
         self.assertIn("best           step-000010, DNSMOS 4; then 1 no better", longer.out)
         self.assertEqual(longer.code, 0)

@@ -331,8 +331,6 @@ class Rejected(Case):
             self.assertIn("the corpus none does not exist", error)
         no_root = self.error_of(first, second, kind=DataError, audio_root="none")
         self.assertIn("--audio-root none was given", no_root)
-        both = {"train_data": "c.csv", "val_data": "c.csv"}
-        self.assertIn("are both c.csv", self.error_of(first, second, kind=ConfigError, **both))
         latin_1 = first.with_name(os.fsdecode(b"caf\xe9"))
         self.assertIn("give a link to it", self.error_of(first, latin_1, kind=ConfigError))
         for name in ("one", "..", "two words", ".hidden", "x" * 101):

@@ -215,15 +215,10 @@ def _measured(
     def clip(row: int) -> Clip:
         start, samples = int(manifest.starts[row]), int(manifest.samples[row])
         return Clip(
-            id=manifest.ids[row],
-            path=manifest.paths[row],
-            text=manifest.texts[row],
-            speaker=vocabulary.speakers[manifest.speaker[row]],
-            language=vocabulary.languages[manifest.language[row]],
-            start=start,
-            samples=samples,
-            symbols=int(symbols[row]),
-            quality=measure(*read_clip(manifest.paths[row], start, samples)),
+            *(manifest.ids[row], manifest.paths[row], manifest.texts[row]),
+            *manifest.names_of(row, vocabulary),
+            *(start, samples, int(symbols[row])),
+            measure(*read_clip(manifest.paths[row], start, samples)),
         )
 
     # NumPy computes most of it without Python's lock.

@@ -136,6 +136,10 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def names_of(self, row: int, vocabulary: Vocabulary) -> tuple[str, str]:
+        """Return the speaker and the language of an utterance."""
+        return vocabulary.speakers[self.speaker[row]], vocabulary.languages[self.language[row]]
+
     def tokens_of(self, row: int) -> np.ndarray:
         """Return the tokens of an utterance, int32."""
         return self.joined_tokens(slice(row, row + 1))

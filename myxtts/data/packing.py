@@ -212,7 +212,7 @@ def _cut(
         "duration": duration_s,
         "channel_ids": channels,
     }
-    speaker, language = _words_of(manifest, vocabulary, row)
+    speaker, language = manifest.names_of(row, vocabulary)
     words = {"text": manifest.texts[row], "speaker": speaker, "language": language}
     return {
         **place,
@@ -236,18 +236,12 @@ def records(
         if number < len(manifest) and manifest.ids[number] == row.id:
             tokens = [symbols[token] for token in manifest.tokens_of(number)]
             samples = int(manifest.samples[number])
-            words = _words_of(manifest, vocabulary, number)
+            words = manifest.names_of(number, vocabulary)
             yield row.id, row.text, tokens, *places[number], samples, *words
             number += 1
         else:
             yield row.id, row.text, [], "", 0, 0, WHOLE, 0, "", ""
     assert number == len(manifest)
-
-
-def _words_of(manifest: Manifest, vocabulary: Vocabulary, row: int) -> tuple[str, str]:
-    """Return the speaker and the language of an utterance."""
-    speaker = vocabulary.speakers[manifest.speaker[row]]
-    return speaker, vocabulary.languages[manifest.language[row]]
 
 
 def index_of(rows: Iterable[tuple]) -> Any:

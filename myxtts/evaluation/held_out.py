@@ -104,10 +104,8 @@ class MeasuredCorpus(NamedTuple):
 
     def names_of(self, row: int) -> dict[str, str]:
         """Return id, speaker and language of an utterance."""
-        manifest, vocabulary = self.manifest, self.vocabulary
-        speaker = vocabulary.speakers[manifest.speaker[row]]
-        language = vocabulary.languages[manifest.language[row]]
-        return {"id": manifest.ids[row], "speaker": speaker, "language": language}
+        speaker, language = self.manifest.names_of(row, self.vocabulary)
+        return {"id": self.manifest.ids[row], "speaker": speaker, "language": language}
 
 
 class Evaluation(NamedTuple):

@@ -124,9 +124,7 @@ def _write_rows(
     lines: list[Sequence[str]] = [header]
     for row in rows:
         audio = os.path.relpath(manifest.paths[row], audio_root)
-        speaker = vocabulary.speakers[manifest.speaker[row]]
-        language = vocabulary.languages[manifest.language[row]]
-        fields = [audio, manifest.texts[row], speaker, language]
+        fields = [audio, manifest.texts[row], *manifest.names_of(row, vocabulary)]
         if has_stretches:
             start = max(int(manifest.starts[row]), 0)
             end = start + int(manifest.samples[row])

@@ -1,17 +1,19 @@
-"""Compare the waves of an exported voice with TensorFlow's, for texts that its run held out:
+"""Compare an exported voice with TensorFlow, for texts that its run held out:
 
     python utilities/export_model.py --run runs/human --format onnx --out human_onnx
-    python benchmarks/exported_waves.py --run runs/human human_onnx/*.onnx
+    taskset -c 0 python benchmarks/exported_waves.py --run runs/human human_onnx/*.onnx
 
-Each text is spoken with the default noise and with none. The difference is the root mean square of
-that of the waves as a fraction of the wave's; waves of other lengths are counted, and not compared.
-The last row is TensorFlow's own wave if the scale of the noise grows by NOISE: how sensitive the
-voice is.
+Each text, and one of 1 and of 400 symbols, is spoken with the default noise and with none. The
+difference is the root mean square of that of the waves as a fraction of the wave's; waves of other
+lengths are counted, and not compared. The last row is TensorFlow's own wave if the scale of the
+noise grows by NOISE: how sensitive the voice is. With --p808, `speechmos` rates the held-out texts
+with the default noise.
 """
 
 import argparse
 import sys
-import unicodedata
+import time
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,19 +31,26 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--vocoder", type=Path, help="its run (default: that of --run)")
     parser.add_argument("--language", help="required if the run has several")
+    parser.add_argument("--p808", action="store_true", help="rate the waves by DNSMOS P.808")
     parser.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
 
     import numpy as np
     import tensorflow as tf
 
+    from myxtts.audio.format import SAMPLE_RATE_HZ
     from myxtts.audio.vocoder import NetworkVocoder
-    from myxtts.data.manifest import read_manifest
     from myxtts.errors import ConfigError
-    from myxtts.synthesis.player_files import load_litert, load_onnx, speaker_mels, voice_graph
-    from myxtts.synthesis.spoken_text import SCALES, voice_inputs
+    from myxtts.evaluation.metrics import dnsmos
+    from myxtts.synthesis.player_files import (
+        held_out_texts,
+        load_litert,
+        load_onnx,
+        speaker_mels,
+        voice_graph,
+    )
+    from myxtts.synthesis.spoken_text import SCALES, player_ids_of, voice_inputs
     from myxtts.text.languages import choose_language
-    from myxtts.text.symbols import FIRST_SYMBOL_ID
     from myxtts.training.runs import TrainedRun
 
     run = TrainedRun.open(options.run)
@@ -55,50 +64,52 @@ def main() -> int:
     language = choose_language(options.language, vocabulary.languages)
     graph, document = voice_graph(run, vocoder, mels, language, "/CPU:0")
 
-    def ids_of(tokens) -> list[int]:
-        """Return the ids of a player for the tokens of a text."""
-        ids = []
-        for token in tokens.tolist():
-            if token < FIRST_SYMBOL_ID:
-                ids.append(token)
-                continue
-            symbol = vocabulary.symbols.symbols[token - FIRST_SYMBOL_ID]
-            points = unicodedata.normalize("NFD", symbol)
-            ids += [document["phoneme_id_map"][point][0] for point in points]
-        return ids
-
     def by_tensorflow(inputs) -> np.ndarray:
         return graph.traced(*map(tf.constant, inputs.values())).numpy()
 
     def with_more_noise(inputs) -> np.ndarray:
         return by_tensorflow(inputs | {"scales": inputs["scales"] + np.float32([NOISE, 0.0, 0.0])})
 
-    manifest, _ = read_manifest(run.path / "manifest-validation.npz")
-    spoken = []
-    for row in range(min(TEXTS, len(manifest))):
-        ids = ids_of(manifest.tokens_of(row))
-        for scales in (SCALES, NO_NOISE):
-            inputs = voice_inputs(ids, len(mels), scales)
-            spoken.append((inputs, by_tensorflow(inputs).ravel()))
-    print(
-        f"| file | same length | median | largest | within {TOLERANCE:g} |\n|---|---|---|---|---|"
-    )
-    speakers = {
-        path.name: (load_onnx if path.suffix == ".onnx" else load_litert)(path)
+    texts = held_out_texts(run)
+    joined = [*chain(*texts)]
+    texts = texts[:TEXTS]
+    others = [joined[:1], [*islice(cycle(joined), 400)]]
+    spoken = [
+        voice_inputs(player_ids_of(text, document["phoneme_id_map"]), len(mels), scales)
+        for scales in (SCALES, NO_NOISE)
+        for text in texts + others
+    ]
+    speakers = {"TensorFlow": (by_tensorflow, "")} | {
+        path.name: (
+            (load_onnx if path.suffix == ".onnx" else load_litert)(path),
+            f"{path.stat().st_size / 1e6:.1f}",
+        )
         for path in options.files
     }
-    for name, speak in {**speakers, f"noise + {NOISE:g}": with_more_noise}.items():
-        errors = []
-        for inputs, expected in spoken:
-            wave = speak(inputs).ravel()
-            if len(wave) == len(expected):
-                power = np.mean(np.square(wave - expected)) / np.mean(np.square(expected))
-                errors.append(float(np.sqrt(power)))
+    head = f"| | MB | real-time factor | same length | median | largest | within {TOLERANCE:g} |"
+    print(f"{head} P.808 |\n|---|{'---:|' * 7}")
+    expected: list[np.ndarray] = []
+    for name, (speak, size) in (speakers | {f"noise + {NOISE:g}": (with_more_noise, "")}).items():
+        speak(spoken[0])
+        started_s = time.perf_counter()
+        waves = [speak(inputs).ravel() for inputs in spoken]
+        factor = (time.perf_counter() - started_s) * SAMPLE_RATE_HZ / sum(map(len, waves))
+        expected = expected or waves
+        errors = [
+            float(np.sqrt(np.mean(np.square(wave - true)) / np.mean(np.square(true))))
+            for wave, true in zip(waves, expected, strict=True)
+            if len(wave) == len(true)
+        ]
         figures = "| |"
         if errors:
             within = np.mean(np.less(errors, TOLERANCE))
             figures = f"{np.median(errors):.2%} | {max(errors):.2%} | {within:.0%}"
-        print(f"| {name} | {len(errors)} of {len(spoken)} | {figures} |", flush=True)
+        p808 = ""
+        if options.p808:
+            rated = waves[: len(texts)]
+            p808 = f"{np.mean([dnsmos(wave)['dnsmos_p808'] for wave in rated]):.2f}"
+        lengths = f"{len(errors)} of {len(spoken)}"
+        print(f"| {name} | {size} | {factor:.3f} | {lengths} | {figures} | {p808} |", flush=True)
     return 0
 
 

@@ -123,7 +123,7 @@ class HttpTest(unittest.TestCase):
             ({"input": "One.", "voice": "alloy"}, "Use one of low, high"),
             ({"input": "One.", "speed": 9}, "speed: Input should be less than or equal to 4"),
             ({"input": "One.", "response_format": "aac"}, "response_format: Input should be"),
-            ({"input": "One.", "reference": "?"}, "not base64"),
+            ({"input": "One.", "reference": "?"}, "reference"),
             ({"input": "One.", "reference": "AAAA"}, "reference"),
         ):
             with self.subTest(expected=expected):

@@ -4,19 +4,18 @@ All of them share one `Desk`, which bounds what is done at the same time.
 """
 
 import asyncio
-import base64
 import logging
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import uvicorn
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Base64Bytes, BaseModel, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -35,7 +34,6 @@ REFRESH_S = 5.0
 SHUTDOWN_S = 5  # for what is being spoken
 
 Transcribe = Callable[[np.ndarray], str]
-Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ class SpeechRequest(BaseModel):
     voice: str = ""
     speed: float = Field(1.0, ge=0.25, le=4.0)
     response_format: Literal[tuple(FORMS)] = "mp3"  # type: ignore[valid-type]
-    reference: str | None = None
+    reference: Base64Bytes | None = None
 
 
 class Desk:
@@ -80,7 +78,7 @@ class Desk:
         finally:
             self._requests -= 1
 
-    async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def run(self, function: Callable, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def speak(self, text: str, **options: Any) -> AsyncIterator[np.ndarray]:
@@ -105,20 +103,6 @@ class Desk:
                 return transcriber(read_recording(path, *RECORDING))
 
             return await self.run(text)
-
-
-class _Sound(StreamingResponse):
-    """A stream that holds the place of its request, also if nothing is sent."""
-
-    def __init__(self, content: AsyncIterator[bytes], media_type: str, release: Callable[[], None]):
-        super().__init__(content, media_type=media_type)
-        self._release = release
-
-    async def __call__(self, scope, receive, send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._release()
 
 
 class Web:
@@ -153,24 +137,30 @@ class Web:
             mistake = error.errors()[0]
             field = ".".join(map(str, mistake["loc"])) or "the request"
             raise DataError(f"{field}: {mistake['msg']}. See docs/guides/serving.md.") from error
-        with ExitStack() as scope:
-            scope.enter_context(self._desk.place())
-            folder = scope.enter_context(tempfile.TemporaryDirectory(prefix="myxtts-"))
-            reference = reference_file(Path(folder), body.reference)
-            options = {"speaker": body.voice, "speed": body.speed, "reference": reference}
-            waves = self._desk.speak(body.input, **options)
-            # Errors come before the first wave, and so before the status 200.
-            first = await anext(waves)
-            release = scope.pop_all().close
+        parts = self._encoded(body)
+        # Errors come before the first part, and so before the status 200.
+        first = await anext(parts)
 
-        async def parts() -> AsyncIterator[bytes]:
+        async def whole() -> AsyncIterator[bytes]:
+            yield first
+            async for part in parts:
+                yield part
+
+        return StreamingResponse(whole(), media_type=FORMS[body.response_format].media_type)
+
+    async def _encoded(self, body: SpeechRequest) -> AsyncIterator[bytes]:
+        """Yield the bytes of sentences, in the place of a request."""
+        reference = None
+        with self._desk.place(), tempfile.NamedTemporaryFile(prefix="reference-") as file:
+            if body.reference is not None:
+                reference = Path(file.name)
+                reference.write_bytes(body.reference)
+                check_recording(reference, *REFERENCE)
+            options = {"speaker": body.voice, "speed": body.speed, "reference": reference}
             encoder = Encoder(body.response_format)
-            yield encoder.encode(first)
-            async for wave in waves:
+            async for wave in self._desk.speak(body.input, **options):
                 yield encoder.encode(wave)
             yield encoder.end()
-
-        return _Sound(parts(), FORMS[body.response_format].media_type, release)
 
     async def transcriptions(self, request: Request) -> Response:
         check_size(int(request.headers.get("content-length", 0)))
@@ -205,19 +195,6 @@ async def whole_body(request: Request) -> bytes:
         body += part
         check_size(len(body))
     return bytes(body)
-
-
-def reference_file(folder: Path, recording: str | None) -> Path | None:
-    """Write a recording in base64 to a file; raises DataError if it cannot be used."""
-    if recording is None:
-        return None
-    path = folder / "reference"
-    try:
-        path.write_bytes(base64.b64decode(recording, validate=True))
-    except ValueError as error:
-        raise DataError("the reference is not base64. Give a sound file in base64.") from error
-    check_recording(path, *REFERENCE)
-    return path
 
 
 def serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +14,7 @@ from myxtts.synthesis.spoken_text import (
     encode_text,
     load_onnx,
     pause_between,
+    player_ids_of,
     voice_inputs,
 )
 from myxtts.text.frontend import TextFrontend
@@ -80,7 +80,7 @@ class ExportedSpeaker:
             frontend = document[FRONTEND]
             self._symbols = SymbolTable(tuple(frontend.pop("symbols")))
             self._frontend = TextFrontend(**frontend)
-            self._ids = {point: ids[0] for point, ids in document["phoneme_id_map"].items()}
+            self._id_map = document["phoneme_id_map"]
             self._scales = [*document["inference"].values()]
             self.language = document["language"]["code"]
             self.speakers: Sequence[str] = [*document["speaker_id_map"]]
@@ -111,8 +111,7 @@ class ExportedSpeaker:
         return waves()
 
     def _wave(self, symbols: Sequence[str], speaker: int, speed: float) -> np.ndarray:
-        points = unicodedata.normalize("NFD", "".join(symbols))
-        ids = [self._ids[point] for point in f"^{points}$"]
+        ids = player_ids_of(symbols, self._id_map)
         noise, length, variety = self._scales
         scales = noise, length / speed, variety
         inputs = voice_inputs(ids, len(self.speakers), scales, speaker)

@@ -24,12 +24,12 @@ from myxtts.models.xtts import XTTS, SpeakerCondition
 from myxtts.synthesis import piper
 from myxtts.synthesis.litert_graph import KINDS, litert_models
 from myxtts.synthesis.onnx_graph import OPSET, onnx_graph
-from myxtts.synthesis.spoken_text import load_onnx, voice_inputs
+from myxtts.synthesis.spoken_text import load_onnx, player_ids_of, voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.espeak import voice_of
 from myxtts.text.languages import choose_language
-from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID
+from myxtts.text.symbols import FIRST_SYMBOL_ID
 from myxtts.training.runs import TrainedRun, VocoderChoice
 
 _OF_ONNX = "onnx", "onnxruntime"
@@ -37,7 +37,6 @@ PACKAGES = {"onnx": _OF_ONNX, "web": _OF_ONNX, "litert": ("ai_edge_litert",)}
 # Smaller tensors are biases and the like.
 MIN_REDUCED = 1024
 REPEATS = 3
-SPOKEN_IDS = 60  # about a sentence
 
 README = """# {name}
 
@@ -47,9 +46,9 @@ Exported by `myxtts export --format {form}` from {source}{speakers}.
 |---|---:|---:|---:|
 {table}
 
-The difference is the root mean square of that of the waves, as a fraction of the wave's; `float16`
-stores trained matrices (LiteRT: all constants) in 16 bits, and `int8` multiplies by matrices in 8.
-docs/guides/export.md of MyXTTS says how programs use the files.
+The difference is the root mean square of that of the waves, as a fraction of the wave's, of
+{text}. `float16` stores trained matrices (LiteRT: all constants) in 16 bits, and `int8` multiplies
+by matrices in 8. docs/guides/export.md of MyXTTS says how programs use the files.
 """
 
 
@@ -79,7 +78,7 @@ def write_player_files(
     """
     check_packages(f"--format {form}", *PACKAGES[form])
     folder.mkdir()
-    name, speakers, document = run.path.name, "", None
+    name, speakers, document, text = run.path.name, "", None, "a random mel"
     if choice is None:
         graph = vocoder_graph(run, device)
     else:
@@ -96,12 +95,13 @@ def write_player_files(
         mels = speaker_mels(run, references)
         graph, document = voice_graph(run, vocoder, mels, language, device)
         speakers = f", language {language}, speakers {', '.join(mels)}"
+        text = f"[{''.join(held_out_texts(run)[0])}]"
         if is_onnx:
             write_whole(folder / "tokens.txt", piper.token_lines(document).encode())
     table = write_models(form, graph, folder, name, document)
     source = f"step {run.record.step} of {name}"
-    text = README.format(name=name, form=form, source=source, speakers=speakers, table=table)
-    write_whole(folder / "README.md", text.encode())
+    names = {"name": name, "form": form, "source": source, "speakers": speakers}
+    write_whole(folder / "README.md", README.format(**names, table=table, text=text).encode())
 
 
 def voice_graph(
@@ -137,12 +137,22 @@ def voice_graph(
     texts = language, espeak_voice, list(speakers), record.frontend, symbols
     document = piper.voice_document(table, *texts)
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
-    ids = np.random.default_rng(0).integers(FIRST_SYMBOL_ID, len(table.is_mark), SPOKEN_IDS)
-    example = voice_inputs([BEGIN_ID, *ids.tolist(), END_ID], len(speakers))
+    ids = player_ids_of(held_out_texts(run)[0], document["phoneme_id_map"])
+    example = voice_inputs(ids, len(speakers))
     variables = [*network.variables, *vocoder.variables]
     output = "mel" if file else "output"
     graph = Graph(traced.get_concrete_function(), output, metadata, variables, example, file)
     return graph, document
+
+
+def held_out_texts(run: TrainedRun) -> list[list[str]]:
+    """Return the symbols of the utterances that a run held out; all of its table without a list."""
+    symbols = run.record.vocabulary.symbols.symbols
+    found = read_manifest(run.path / "manifest-validation.npz")
+    if found is None:
+        return [[*symbols]]
+    rows = (found[0].tokens_of(row) for row in range(len(found[0])))
+    return [[symbols[t - FIRST_SYMBOL_ID] for t in row if t >= FIRST_SYMBOL_ID] for row in rows]
 
 
 def vocoder_graph(run: TrainedRun, device: str) -> Graph:

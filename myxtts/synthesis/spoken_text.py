@@ -1,7 +1,8 @@
 """A text as chunks for a voice, and the waves of chunks as one speech. Without TensorFlow."""
 
 import logging
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,6 +117,12 @@ def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     options.enable_mem_pattern = options.enable_cpu_mem_arena = False
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, inputs)[0]
+
+
+def player_ids_of(symbols: Sequence[str], id_map: Mapping[str, Sequence[int]]) -> list[int]:
+    """Return the ids of a player for the symbols of a text, as a voice's `phoneme_id_map` says."""
+    points = unicodedata.normalize("NFD", "".join(symbols))
+    return [id_map[point][0] for point in f"^{points}$"]
 
 
 def voice_inputs(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
-from myxtts.synthesis import litert_graph, page, piper, player_files, portable_functions
+from myxtts.synthesis import litert_graph, onnx_graph, page, piper, player_files, portable_functions
 from myxtts.synthesis.portable_functions import Complex
 from myxtts.synthesis.spoken_text import fade_ends, voice_inputs
 from myxtts.synthesis.synthesizer import reference_mel
@@ -106,6 +106,20 @@ def write_node_modules(folder: Path) -> Path:
         for name in names:
             (folder / package / "dist" / name).write_bytes(b"")
     return folder
+
+
+@unittest.skipUnless(HAS_PACKAGES, " and ".join(PACKAGES))
+class OnnxSigmoidTest(unittest.TestCase):
+    def test_it_is_exact_where_it_is_small(self):
+        """That of onnxruntime is not, and SiLU multiplies it by x."""
+        import onnxruntime
+
+        signature = [tf.TensorSpec([1, None], tf.float32, "x")]
+        sigmoid = tf.function(lambda x: tf.sigmoid(x), signature, autograph=False)
+        model = onnx_graph.onnx_graph(sigmoid.get_concrete_function(), "sigmoid", "y", {})
+        x = np.linspace(-60.0, 60.0, 121, dtype=np.float32)[None]
+        (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+        np.testing.assert_allclose(y, tf.sigmoid(x), rtol=1e-5)
 
 
 @unittest.skipUnless(HAS_PACKAGES, " and ".join(PACKAGES))

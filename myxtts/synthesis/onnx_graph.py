@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from myxtts.synthesis.portable_functions import convolution, normal_numbers
+from myxtts.synthesis.portable_functions import convolution, normal_numbers, sigmoid
 from myxtts.synthesis.portable_graph import (
     REPLACED,
     evaluated,
@@ -25,7 +25,7 @@ MAX_INT64 = np.iinfo(np.int64).max
 MAX_INT32 = np.iinfo(np.int32).max
 
 _SAME = {
-    **{name: name for name in "Sub Mul Neg Exp Log Sqrt Sin Cos Abs Floor Round Sigmoid".split()},
+    **{name: name for name in "Sub Mul Neg Exp Log Sqrt Sin Cos Abs Floor Round".split()},
     **{name: name for name in "Tanh Erf Atan Softplus Pow Less Greater Equal Relu Softmax".split()},
     **{name: name for name in "BitwiseXor BitwiseAnd Reshape Tile Range Identity Shape".split()},
     **{"AddV2": "Add", "BiasAdd": "Add", "AddN": "Sum", "RealDiv": "Div", "Maximum": "Max"},
@@ -36,6 +36,7 @@ _SAME = {
 _REPLACED: dict[str, Callable] = {
     **REPLACED,
     "StatelessRandomNormal": lambda _, *x: normal_numbers(*x),
+    "Sigmoid": lambda _, x: sigmoid(x),
     "Erfc": lambda _, x: 1.0 - tf.math.erf(x),
     "Conv2D": lambda operation, x, kernel: convolution(x, kernel, operation.get_attr("padding")),
     "Atan2": lambda _, y, x: _angle(y, x),

@@ -149,10 +149,9 @@ def held_out_texts(run: TrainedRun) -> list[list[str]]:
     """Return the symbols of the utterances that a run held out; all of its table without a list."""
     symbols = run.record.vocabulary.symbols.symbols
     found = read_manifest(run.path / "manifest-validation.npz")
-    if found is None:
-        return [[*symbols]]
-    rows = (found[0].tokens_of(row) for row in range(len(found[0])))
-    return [[symbols[t - FIRST_SYMBOL_ID] for t in row if t >= FIRST_SYMBOL_ID] for row in rows]
+    rows = [found[0].tokens_of(row) for row in range(len(found[0]))] if found else []
+    texts = [[symbols[t - FIRST_SYMBOL_ID] for t in row if t >= FIRST_SYMBOL_ID] for row in rows]
+    return texts or [[*symbols]]
 
 
 def vocoder_graph(run: TrainedRun, device: str) -> Graph:

@@ -39,8 +39,7 @@ LAST_LINES = 100  # how many are shown of what a process printed before it died
 # Of a module; the slowest one takes 71 s on idle cores, 210 s on busy ones.
 LIMIT_S = 7200.0 if LONG else 1200.0
 END_S = 10.0  # from the SIGINT of a process to its SIGKILL
-# Of tests.tiny and tests.tiny_vocoder: a process trains each once, in 20 s.
-SHARED_RUNS = ("whole_run", "vocoder_run")
+SHARED_RUN = "whole_run()"  # of tests.tiny: a process trains it once, in 20 s
 FAILED = ("failures", "errors", "unexpectedSuccesses")
 COUNTS = (*FAILED, "skipped", "expectedFailures")
 
@@ -78,10 +77,8 @@ class Suite:
     def __init__(self, modules: list[str], quick: bool):
         self._modules, self._quick = modules, quick
         self._waiting: list[str] = []
-        self._shared = {}
-        for module in modules:
-            self._shared[module] = [run for run in SHARED_RUNS if run in _source(module)]
-        self._owners: dict[str, int] = {}  # shared run -> the thread whose process trained it
+        self._shares_run = {module: SHARED_RUN in _source(module) for module in modules}
+        self._owner: int | None = None  # the thread whose process trained the shared run
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen] = []
         self._stopped = False
@@ -100,7 +97,7 @@ class Suite:
         times = json.loads(TIMES.read_text())
         # The slowest comes last.
         self._waiting = sorted(modules, key=lambda module: times.get(module, float("inf")))
-        self._owners = {}
+        self._owner = None
         arguments = (modules, os.environ | {"TEST_GPUS": gpus})
         settings = {"target": self._run_modules, "args": arguments, "daemon": True}
         threads = [threading.Thread(**settings) for _ in range(jobs)]
@@ -142,19 +139,15 @@ class Suite:
         """Take the slowest module that this thread's process may run, or raise IndexError."""
         with self._lock:
             module = self._candidates()[-1]
-            for run in self._shared[module]:
-                self._owners.setdefault(run, threading.get_ident())
+            if self._shares_run[module]:
+                self._owner = threading.get_ident()
             self._waiting.remove(module)
             return module
 
     def _candidates(self) -> list[str]:
-        """Return the modules that wait, without those whose shared runs are in other processes."""
-        modules, thread = [], threading.get_ident()
-        for module in self._waiting:
-            owners = {self._owners[run] for run in self._shared[module] if run in self._owners}
-            if not owners or thread in owners:
-                modules.append(module)
-        return modules
+        """Return the modules that wait, without those whose shared run is in another process."""
+        may_share = self._owner in (None, threading.get_ident())
+        return [module for module in self._waiting if may_share or not self._shares_run[module]]
 
     def _add(self, module: str, report: dict) -> None:
         if self._quick and report["tensorflow"]:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import unittest
+from functools import cache
 from unittest import mock
 
 import keras
@@ -34,6 +35,7 @@ LENGTHS = [(5, 30), (6, 38), (4, 20), (7, 33)]
 SMALL = recogniser.ASRSize(channels=16, blocks=1, memory=4, order=4)
 
 
+@cache
 def replicas_of(count: int) -> Replicas:
     return make_replicas(tuple(Route(device.name, device.name) for device in FOUR.devices[:count]))
 
@@ -45,6 +47,20 @@ def built(build, replicas: Replicas, precision="float32", accumulation=1):
         model = build(precision)
         state = TrainingState(model, make_optimizer(0.01, precision), True, replicas)
     return state, Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
+
+
+@cache
+def built_once(*arguments):
+    """Return a state and a step, which is traced once, and a function that begins anew."""
+    state, step = built(*arguments)
+    variables = [*state.model.variables, *state.optimizer.variables, *state.averages]
+    first = [v.numpy() for v in variables]
+
+    def begin_anew() -> None:
+        for variable, value in zip(variables, first, strict=True):
+            variable.assign(value)
+
+    return state, step, begin_anew
 
 
 def toy(precision: str) -> keras.Model:
@@ -82,7 +98,9 @@ def steps_of(batches: int, steps: int) -> list[list[dict]]:
 def trained(build, count: int, steps: list[list[dict]], accumulation=1, precision="float32"):
     """Train; return state, step and losses. One replica takes all batches of a step in turn."""
     replicas = replicas_of(count)
-    state, step = built(build, replicas, precision, accumulation if count > 1 else 2)
+    summed = accumulation if count > 1 else 2
+    state, step, begin_anew = built_once(build, replicas, precision, summed)
+    begin_anew()
     losses = []
     for number, batches in enumerate(steps, 1):
         in_turn = len(batches) if count == 1 else accumulation
@@ -206,7 +224,7 @@ class DeviceTest(unittest.TestCase):
                 self.assertEqual(count, len(devices) / 2)
 
     def test_outcome_is_on_the_first_device(self):
-        state, step = built(toy, replicas_of(2))
+        state, step, _ = built_once(toy, replicas_of(2), "float32", 1)
         batches = self.batches(state)
         self.assertTrue(take_step(step, [batches], 1, 1e-2, 0.9).device.endswith("CPU:0"))
 

@@ -35,6 +35,7 @@ from myxtts.preflight import prerequisites, trial, validate
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
 from myxtts.text.frontend import TextFrontend
 from myxtts.throughput.measure import SynchronousStep
+from myxtts.training.observation import Validation
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import Start, load_run_corpora
 from tests.feeds import TIMEOUT_S, wait_until
@@ -53,7 +54,7 @@ def preflight_of(*argv: str) -> Finished:
 
 def setUpModule():
     """Run one complete preflight, which several tests examine."""
-    global PLACE, WHOLE, DOCUMENT, AUDITED
+    global PLACE, WHOLE, DOCUMENT, AUDITED, OBSERVED
     PLACE = Workspace.temporary(unittest.addModuleCleanup)
     file = PLACE.folder / "preflight.json"
 
@@ -78,8 +79,16 @@ def setUpModule():
     in_step, steps, taken = threading.Event(), 6, []
     in_step.set()  # the first batches are produced before the first step
     feeds, open_feed = [], Pipeline.open_feed
-    AUDITED = []
+    AUDITED, OBSERVED = [], []
+
+    evaluate = Validation.evaluate
+
+    def recorded(*arguments):
+        OBSERVED.append(evaluate(*arguments))
+        return OBSERVED[-1]
+
     with (
+        mock.patch.object(Validation, "evaluate", recorded),
         mock.patch("myxtts.data.pipeline.produced_batches", produced_in_steps),
         mock.patch.object(
             Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]
@@ -90,7 +99,8 @@ def setUpModule():
         mock.patch("myxtts.preflight.trial.MIN_OVERLAP", 0.0),
         mock.patch("myxtts.preflight.trial.MIN_FREE_MIB", 1),
     ):
-        WHOLE = preflight_of(*PLACE.argv("new"), f"--steps={steps}", "--json", str(file))
+        argv = PLACE.argv("new", "--validate-every=4")
+        WHOLE = preflight_of(*argv, f"--steps={steps}", "--json", str(file))
     DOCUMENT = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
@@ -126,6 +136,10 @@ class CompletePreflight(unittest.TestCase):
         name = self.check("Model", "heaviest step")["name"]
         # The longest has 0.76 s, in hops of 12 ms.
         self.assertIn(" with a batch of 4 utterances of up to 0.8 s", name)
+
+    def test_a_held_out_batch_is_validated(self):
+        (losses,) = OBSERVED
+        self.assertTrue(all(map(math.isfinite, losses.values())), losses)
 
     def test_no_operation_lacks_a_gpu_kernel(self):
         for name in ("audit of the producer", "audit of the step"):

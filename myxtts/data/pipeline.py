@@ -8,11 +8,12 @@ the copy (`GPUUtil::DeviceToDeviceCopy`). So threads call it, early.
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -117,6 +118,16 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
     )
 
 
+@cache
+def launch_lock(device: str) -> AbstractContextManager:
+    """Return the lock under which producer and observer launch work on their GPU, each in turn.
+
+    A value takes memory until what reads it is launched, so that the peaks of the two do not add
+    up. On a CPU they work at the same time, and there is no lock.
+    """
+    return Lock() if "GPU:" in device else nullcontext()
+
+
 def produced_batches(
     read: Iterable[tuple[PlannedBatch, Batch]],
     device: str,
@@ -134,7 +145,7 @@ def produced_batches(
     for number, (planned, waves) in enumerate(read):
         read_s = time.perf_counter()
         # Places the results. tf.device is per thread, so it is entered here.
-        with tf.device(device):
+        with launch_lock(device), tf.device(device):
             features, element = produce(waves)
         if synchronize:
             element.numpy()

@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -30,6 +30,7 @@ from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training.description import describe_batch, out_of_memory
 from myxtts.training.memory import MemoryForecast
+from myxtts.training.observation import Snapshot, make_validation
 from myxtts.training.schedule import ConstantRates, Schedule
 from myxtts.training.setup import OpenRun, RunCorpora, TrainingSetup
 from myxtts.training.state import TrainingState
@@ -60,6 +61,7 @@ class Trial:
     Attributes:
         step_s: seconds of the last heavy step, without tracing.
         batches: a microbatch of this step, one on each model device.
+        observe: copies the weights for the observer, and validates a heaviest held-out batch.
     """
 
     setup: TrainingSetup
@@ -67,6 +69,7 @@ class Trial:
     step: Step
     step_s: float
     batches: list[Batch]
+    observe: Callable[[], None]
 
 
 def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Trial | None]:
@@ -86,10 +89,11 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
     if placement.on_gpu:
         for device in placement.devices:
             tf.config.experimental.reset_memory_stats(device.name[1:])
+    observe = heaviest_observation(setup) if config.run.uses_held_out else lambda: None
     for bucket in heaviest_buckets(plan):
-        microbatches = full_step(bucket, plan, pipeline)
         batch = describe_batch(plan, state.step + 1, bucket)
         try:
+            microbatches = full_step(bucket, setup, pipeline, observe)
             magnitudes = magnitudes_of(state)
             metrics, seconds, first = take_steps(
                 state, step, microbatches, setup.schedule, config.training.gradient_accumulation
@@ -98,10 +102,10 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
             raise out_of_memory(error, placement, batch) from error
         yield check_update(state, metrics, seconds, magnitudes, batch)
     if placement.on_gpu:
-        yield from check_gpu_memory(placement, setup.memory)
+        yield from check_gpu_memory(placement, setup)
     else:
         yield check_process_memory(setup.memory)
-    return Trial(setup, pipeline, step, seconds[-1], first)
+    return Trial(setup, pipeline, step, seconds[-1], first, observe)
 
 
 def check_tensors(state: TrainingState, size: str) -> Check:
@@ -157,18 +161,46 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     return [int(used[number]) for number in heaviest]
 
 
-def full_step(bucket: int, plan: Plan, pipeline: Pipeline) -> list[ReplicaBatches]:
-    """Return the microbatches of the longest step of a bucket.
+def longest_step(bucket: int, plan: Plan, epoch: int = 0) -> Position:
+    planned = plan.epoch(epoch)
+    utterances = np.where(planned.step_bucket == bucket, np.diff(planned.step_start), -1)
+    return Position(epoch, int(utterances.argmax()))
 
-    Meanwhile as many batches are on the data devices as in a run: those that a step takes ahead,
-    and those of full buffers.
+
+def heaviest_observation(setup: TrainingSetup) -> Callable[[], None]:
+    """Return `Trial.observe`."""
+    snapshot, pipeline = Snapshot.of_run(setup), setup.validation_pipeline()
+    assert setup.corpora.held_out is not None
+    plan = setup.corpora.held_out.plan
+    start = longest_step(heaviest_buckets(plan)[-1], plan)
+    validation = make_validation(setup, snapshot, pipeline, Pass(start, epochs=1), 1)
+
+    def observe() -> None:
+        snapshot.take()
+        validation.evaluate()
+
+    return observe
+
+
+def full_step(
+    bucket: int, setup: TrainingSetup, pipeline: Pipeline, observe: Callable[[], None]
+) -> list[ReplicaBatches]:
+    """Return the microbatches of the longest step of a bucket; call `observe` behind it.
+
+    Both with as many batches on the data devices as in a run: those of full buffers, those that a
+    step takes ahead, and one of the observer.
     """
-    epoch = plan.epoch(0)
-    utterances = np.where(epoch.step_bucket == bucket, np.diff(epoch.step_start), -1)
-    with pipeline.open_feed(Pass(Position(0, int(utterances.argmax())))) as feed:
-        microbatches = next(step_batches(feed))
+    plan, config = setup.corpora.training.plan, setup.config
+    of_buffers = config.data.prefetch_buffer_size * len(setup.replicas.routes[0].data_devices)
+    others = math.ceil((of_buffers + HANDED_OVER_AHEAD + 2) / config.training.gradient_accumulation)
+    epoch, step, _ = longest_step(bucket, plan, 1 + others // plan.steps_per_epoch)
+    start = divmod(epoch * plan.steps_per_epoch + step - others, plan.steps_per_epoch)
+    with pipeline.open_feed(Pass(Position(*start))) as feed:
+        *before, microbatches = islice(step_batches(feed), others + 1)
+        del before
         _ahead = list(islice(feed, HANDED_OVER_AHEAD))
         feed.wait_until_full(MAX_S)
+        observe()
         return microbatches
 
 
@@ -234,21 +266,20 @@ def check_update(
     )
 
 
-def check_gpu_memory(placement: Placement, forecast: MemoryForecast) -> Iterator[Check]:
-    """Check the peak of the memory in use on each device during the heaviest steps, and the
-    observer's in addition.
+def check_gpu_memory(placement: Placement, setup: TrainingSetup) -> Iterator[Check]:
+    """Check the peak of the memory in use on each device during the heaviest steps and observation,
+    and what an evaluation takes in addition.
     """
     for device in (device.name for device in placement.devices):
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
-        is_observer = device == (placement.observer or placement.routes[0].model)
-        observer_mib = forecast.observer_mib if is_observer else 0.0
-        headroom_mib = limit_mib - peak_mib - observer_mib
+        evaluation_mib = setup.memory.evaluation_mib if device == setup.observer else 0.0
+        headroom_mib = limit_mib - peak_mib - evaluation_mib
         yield recommended(
             headroom_mib > HEADROOM * limit_mib,
             f"memory of {device}",
             f"at least {100 * HEADROOM:.0f} % of {limit_mib:,.0f} MiB is free",
-            f"peak {peak_mib:,.0f} MiB and about {observer_mib:,.0f} MiB for the observer,"
+            f"peak {peak_mib:,.0f} MiB and about {evaluation_mib:,.0f} MiB for evaluations,"
             f" {headroom_mib:,.0f} MiB free",
             LESS_MEMORY,
         )

@@ -30,16 +30,14 @@ EVALUATED_BYTES = 20
 class MemoryForecast(NamedTuple):
     """Host memory in MiB in addition to what the process has when its model is built.
 
-    The observer takes its part on its own device, where that is not on the host: snapshot, and the
-    larger of two parts: its copy, or held-out batch and its features, a lower estimate of the
-    activations, and evaluation; only the snapshot where that device trains. Rows and seconds are
-    those of the largest batch, with padding.
+    An evaluation takes its part on the device that observes. Rows and seconds are those of the
+    largest batch, with padding.
     """
 
     parts_mib: dict[str, float]
     rows: int
     seconds: float
-    observer_mib: float = 0.0
+    evaluation_mib: float = 0.0
 
     @property
     def total_mib(self) -> float:
@@ -86,10 +84,8 @@ def forecast_memory(
     observing = 4 * parameters if config.run.uses_held_out else 0.0
     if observer:
         audio += read_ahead
-        working = making + activations / KEPT_ARRAYS
-        working += data.prefetch_buffer_size * wave_bytes + feature_bytes + evaluating
-        # All weights are on a GPU before the snapshot takes them; within the host they are shared.
-        observing = 4 * parameters + max(working, 0 if "CPU:" in observer else 4 * parameters)
+        observing += making + activations / KEPT_ARRAYS
+        observing += data.prefetch_buffer_size * wave_bytes + feature_bytes + evaluating
     # Copies on the CPU share their memory, so a batch of features counts once.
     features = len(host_models) * (accumulation + HANDED_OVER_AHEAD)
     for route in host_models:
@@ -109,7 +105,7 @@ def forecast_memory(
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}
     seconds = largest["samples"] / SAMPLE_RATE_HZ
-    return MemoryForecast(parts_mib, largest["batch"], seconds, observing / 2**20)
+    return MemoryForecast(parts_mib, largest["batch"], seconds, evaluating / 2**20)
 
 
 def check_memory(forecast: MemoryForecast) -> None:

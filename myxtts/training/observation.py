@@ -9,8 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from queue import Empty, Queue
@@ -24,7 +25,7 @@ from myxtts.audio.vocoder import LoadVocoder
 from myxtts.batch import tensor_specs
 from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
-from myxtts.data.pipeline import HandOver, Pipeline, ProducedBatch, ReplicaFeed
+from myxtts.data.pipeline import HandOver, Pipeline, ProducedBatch, ReplicaFeed, launch_lock
 from myxtts.data.reading import read_row
 from myxtts.errors import TrainingError, UserError, lacking_memory
 from myxtts.models.layers import loss_names
@@ -94,7 +95,8 @@ class Snapshot:
 
     def take(self) -> None:
         """Copy the weights of the last step that was queued: from device to device, in one call."""
-        self._copy()
+        with launch_lock(self.device):
+            self._copy()
 
     def load(self, checkpoint: Path) -> None:
         """Set the weights from a checkpoint; raises CheckpointError if it is damaged."""
@@ -148,8 +150,9 @@ class Validation:
         with self._open_feed() as feed:
             for (produced,) in throttled(feed, throttle or no_throttle):
                 with tf.device(self._device):
-                    (batch,) = self._hand_over([produced.features])
-                    share, measured = self._losses(batch)
+                    with launch_lock(self._device):
+                        (batch,) = self._hand_over([produced.features])
+                        share, measured = self._losses(batch)
                     shares.append(share)
                     if throttle is not None:
                         # Wait, so that the device has nothing queued when the throttle is called.
@@ -161,6 +164,27 @@ class Validation:
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         losses["loss"] = sum(losses[name] for name in self._minimised)
         return losses | metric.result() if metric else losses
+
+
+def make_validation(
+    setup: TrainingSetup,
+    snapshot: Snapshot,
+    pipeline: Pipeline,
+    corpus_pass: Pass = HELD_OUT_PASS,
+    count: int | None = None,
+) -> Validation:
+    """Return the validation of a run, on all held-out batches of a pass or on the first ones."""
+
+    # An observer's thread makes its batches itself, since its throttle holds between two batches.
+    # Where training waits, a thread of their own makes them ahead.
+    @contextmanager
+    def open_batches() -> Iterator[Batches]:
+        open_ = pipeline.open_unbuffered if setup.replicas.observer else pipeline.open_feed
+        with open_(corpus_pass) as batches:
+            yield islice(batches, count)
+
+    metric = task_of(setup.config).metric(setup.corpora.vocabulary)
+    return Validation(snapshot.network, snapshot.device, open_batches, metric)
 
 
 def throttled(batches: Batches, throttle: Throttle) -> Iterator[tuple[ProducedBatch, ...]]:
@@ -189,20 +213,12 @@ class HeldOutWork:
         config, network, folder = setup.config, snapshot.network, setup.run.start.folder
         self._device, self._evaluator = snapshot.device, evaluator
         pipeline = setup.validation_pipeline()
-
-        # An observer's thread makes its batches itself, since its throttle holds between two
-        # batches. Where training waits, a thread of their own makes them ahead.
-        def open_batches() -> AbstractContextManager:
-            open_ = pipeline.open_unbuffered if setup.replicas.observer else pipeline.open_feed
-            return open_(HELD_OUT_PASS)
-
-        metric = task_of(config).metric(setup.corpora.vocabulary)
         self._sampler: Sampler | None = None
         if config.run.sample_every:
             self._sampler = make_sampler(
                 setup, network, self._device, pipeline, folder, tensorboard, load
             )
-        self._validation = Validation(network, self._device, open_batches, metric)
+        self._validation = make_validation(setup, snapshot, pipeline)
 
     def trace(self) -> None:
         """Compile everything on the main thread, so that another thread may call `observe`."""

@@ -5,8 +5,9 @@ TensorFlow's allocator counts it. It needs GPUs, real ones or virtual ones:
         tests/robustness/memory_peaks.py --tasks tts asr vocoder --sizes tiny
 
 GPU 0 makes batches and observes, GPU 1 trains. The forecast is the least memory with which `myxtts
-preflight` passes: the peak of its heaviest steps, what it adds for the observer, and its headroom.
-The peak is that of a run with full buffers, which observes held-out utterances beside each step.
+preflight` passes: the peak of its heaviest steps and observation, and its headroom.
+The peak is that of a run with full buffers, which copies its weights and validates the heaviest
+held-out batch beside each step.
 Each task and size has a process of its own. Virtual GPUs that compute nothing allocate what others
 do; the memory that kernels use while they run, cuDNN's workspace for instance, is not seen there.
 """
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -68,9 +70,7 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
     from myxtts.preflight.checks import Report
     from myxtts.preflight.trial import HEADROOM, Trial, check_model
     from myxtts.throughput.measure import train_steps
-    from myxtts.training.observation import VALIDATION, HeldOutWork, Snapshot
     from myxtts.training.runs import RunFolder
-    from myxtts.training.schedule import Observation
     from myxtts.training.setup import load_run_corpora, open_run, resolve_start
     from tests.sine_corpus import write_corpus
 
@@ -87,24 +87,20 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
         corpora = load_run_corpora(start, folder, run.replicas.count)
         trial = Report().run("Model", check_model(run, corpora))
         assert isinstance(trial, Trial)
-        setup, pipeline, step = trial.setup, trial.pipeline, trial.step
         forecast_mib = peaks()
-        forecast_mib[run.placement.observer] += setup.memory.observer_mib
-        # It has a batch.
-        del trial
+        trial.batches.clear()
         gc.collect()
         for name in names:
             tf.config.experimental.reset_memory_stats(name[1:])
-        snapshot = Snapshot.of_run(setup)
-        work = HeldOutWork(setup, snapshot, None, None, None)
-        work.trace()
-        with pipeline.open_feed(Pass()) as feed, ThreadPoolExecutor(1) as observer:
-            for number in range(STEPS):
+        setup = trial.setup
+        # Where nothing is computed, losses are what was in memory.
+        unchecked = mock.patch("myxtts.training.loop.require_finite")
+        feed_of_run = trial.pipeline.open_feed(Pass())
+        with unchecked, feed_of_run as feed, ThreadPoolExecutor(1) as observer:
+            for _ in range(STEPS):
                 feed.wait_until_full(FULL_S)
-                snapshot.take()
-                observation = Observation(number, (VALIDATION,))
-                observed = observer.submit(work.observe, observation, None)
-                train_steps(setup, step, feed, setup.schedule, 1)
+                observed = observer.submit(trial.observe)
+                train_steps(setup, trial.step, feed, setup.schedule, 1)
                 observed.result()
         peak_mib = peaks()
         return {name: (forecast_mib[name] / (1 - HEADROOM), peak_mib[name]) for name in names}

@@ -95,12 +95,12 @@ class TwoWorkersTest(FolderCase):
         self.assertEqual(sizes, list(distributed.REPETITIONS))
         self.assertGreater(min(map(float, milliseconds)), 0)
 
-    def test_two_workers_train(self):
+    def test_two_workers_train_each_on_its_share_of_a_step(self):
         write_corpus(self.folder / "corpus", [0.5] * 12)
-        done = self.launch(TRAINER, *TRAINING.split(), "--max-steps=2")
+        done = self.launch(TRAINER, *TRAINING.split(), "--max-steps=2", "--batch-shares", "1", "3")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertTrue((self.folder / "runs/two/checkpoints/step-000002").is_dir())
-        self.assertIn("in 2 replicas x ", done.stdout)
+        self.assertIn("in 1 x (1 + 3) rows", done.stdout)
 
     def test_unreadable_utterance_of_a_worker_costs_no_step(self):
         write_corpus(self.folder / "corpus", [0.5] * 12)

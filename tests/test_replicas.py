@@ -333,8 +333,9 @@ class RunTest(unittest.TestCase):
                 np.testing.assert_array_equal(array, arrays[other][name], f"{name} of {other}")
 
     def test_shares_are_printed_recorded_and_may_change_at_a_resume(self):
-        flags = "--model-gpus 0 1 --batch-size 2 --run sh --gradient-accumulation 2".split()
-        shared = self.workspace.train("sh", *flags, "--max-steps", "1", "--batch-shares", "1", "3")
+        flags = "--model-gpus 0 1 --batch-size 2 --gradient-accumulation 2".split()
+        shares = "--batch-shares", "1", "3"
+        shared = self.workspace.train("sh", *flags, "--max-steps", "1", *shares)
         self.assertEqual(shared.code, 0, shared.err)
         self.assertIn("in 2 x (1 + 3) rows", shared.out)
         self.assertEqual(self.metadata("sh", 1)["batch_shares"], [1.0, 3.0])
@@ -345,6 +346,12 @@ class RunTest(unittest.TestCase):
         self.assertEqual(resumed.code, 0, resumed.err)
         # The rest of the epoch is not shuffled anew, as with another number of replicas.
         self.assertEqual(self.metadata("sh", 2)["position"][2], [])
+        kept = self.workspace.train("kept", *flags, "--max-steps", "2", *shares)
+        self.assertEqual(kept.code, 0, kept.err)
+        arrays = dict(arrays_of(self.checkpoint("kept", 2)))
+        # The toy draws no random numbers.
+        for name, array in arrays_of(self.checkpoint("sh", 2)):
+            np.testing.assert_allclose(array, arrays[name], rtol=0, atol=1e-6, err_msg=name)
 
     def test_shares_that_do_not_fit_the_replicas_are_refused(self):
         for flags, words in (

@@ -127,30 +127,27 @@ def measure_gpus(measure: MeasureStages, config: Config, gpus: int) -> tuple[Sta
 
     produced: dict[int, StageProfile] = {}
     trained: dict[int, StageProfile] = {}
-    for data in range(1 if config.placement.simulate_gpus else gpus):
+    count = 1 if config.placement.simulate_gpus else gpus
+    for data in range(count):
         model = (data + 1) % gpus
         try:
-            produced[data] = trained[model] = measured(data, model)
+            produced[data] = trained[model % count] = measured(data, model)
         except OutOfMemory as error:
             log.warning("placement auto GPU %d is left out of training: %s", model, error)
             produced[data] = alone = measured(data, data)
             never = replace(alone.times, step_s=np.full(len(alone.times), np.inf))
-            trained[model] = alone._replace(times=never, all_reduce_s=0.0)
+            trained[model % count] = alone._replace(times=never, all_reduce_s=0.0)
     first = next(each for each in trained.values() if np.isfinite(each.times.step_s).all())
     first = first._replace(all_reduce_s=max(each.all_reduce_s for each in trained.values()))
-    equal = Speeds.of([1.0] * gpus, first.fixed)
-    if config.placement.simulate_gpus:
-        return first, equal
     mean_s = first.times.mean_s()
     produce, step = (
-        tuple(mean_s[stage] / max(each[n].times[stage].mean(), 1e-9) for n in range(gpus))
+        tuple(mean_s[stage] / max(each[n].times[stage].mean(), 1e-9) for n in range(count))
         for stage, each in (("produce", produced), ("step", trained))
     )
-    speeds = Speeds(produce, step, tuple(trained[n].fixed for n in range(gpus)))
     tolerance = 1.0 + planner.TIE_TOLERANCE
-    if all(max(stage) <= tolerance * min(stage) for stage in speeds[:2]):
-        return first, equal
-    return first, speeds
+    if all(max(stage) <= tolerance * min(stage) for stage in (produce, step)):
+        return first, Speeds.of([1.0] * gpus, first.fixed)
+    return first, Speeds(produce, step, tuple(trained[n].fixed for n in range(gpus)))
 
 
 def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:

@@ -246,6 +246,10 @@ void Stream::Push(Item item) {
 }
 
 void Stream::Run() {
+  // Before the host's threads and other programs, where that is allowed: a stream that wakes up late
+  // is slower than the costs.
+  const sched_param first = {1};
+  if (KernelUs(0, 0) > 0) pthread_setschedparam(pthread_self(), SCHED_RR, &first);
   std::deque<Item> items;
   for (;;) {
     {
@@ -458,9 +462,11 @@ void SetEvents(SP_StreamExecutor* executor) {
   };
 }
 
+std::map<int, Device*> devices;
+
 void CreateDevice(const SP_Platform*, SE_CreateDeviceParams* params, TF_Status*) {
   int ordinal = params->ordinal;
-  auto* device = new Device;
+  Device* device = devices[ordinal] = new Device;
   device->ordinal = ordinal;
   device->speed = NumberOf("SPEEDS", ordinal, 1);
   device->memory_bytes = NumberOf("MEMORY_MIB", ordinal, 4096) * 1048576;
@@ -492,6 +498,11 @@ void SetPlatform(SP_PlatformFns* platform) {
 
 }  // namespace
 }  // namespace virtual_gpu
+
+// Changes the speed of a device that is there, for the kernels that are launched from now on.
+extern "C" void virtual_gpu_set_speed(int ordinal, double speed) {
+  virtual_gpu::devices.at(ordinal)->speed = speed;
+}
 
 // TensorFlow calls it when it loads the plug-in.
 extern "C" void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {

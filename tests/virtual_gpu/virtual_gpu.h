@@ -72,7 +72,7 @@ using Signal = absl::Notification;
 
 struct Device {
   int ordinal;
-  double speed;
+  std::atomic<double> speed;
   int64_t memory_bytes;
   std::mutex mutex;
   int64_t used_bytes = 0;

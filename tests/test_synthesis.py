@@ -104,10 +104,9 @@ class Synthesis(Case):
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
     def test_waves_depend_on_the_seed(self):
-        first, again, other_seed = (self.synthesize(seed=seed, variety=0.0) for seed in (1, 1, 2))
+        first, again, other_seed = (self.synthesize(seed=seed) for seed in (1, 1, 2))
         np.testing.assert_array_equal(first, again)
-        self.assertEqual(first.shape, other_seed.shape)
-        self.assertTrue((first != other_seed).any())
+        self.assertFalse(np.array_equal(first, other_seed))
 
     def test_slower_speech_is_longer(self):
         self.assertGreater(len(self.synthesize(speed=0.25)), 2 * len(self.synthesize()))

@@ -68,7 +68,7 @@ class SynthesisOptions:
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
     # Of pitch and energy, as a fraction of that of people, and half of it of durations; 0 speaks
-    # their means.
+    # their means, without noise in the mel.
     variety: float = 1.0
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
@@ -316,7 +316,8 @@ class XTTS(keras.Model):
     ):
         """Do the same as `synthesize` for a SpeakerCondition, with options as tensors or numbers.
 
-        `texts` has `tokens` and `token_count`; `temperature` scales the initial noise of the flow.
+        `texts` has `tokens` and `token_count`; `temperature` scales the initial noise of the flow,
+        at a variety from 1 on, and less of it below.
         """
         encoded, mean, mask = self._encode(texts, speaker)
         predicted = self.predict_prosody(encoded, speaker.style, mask)
@@ -336,7 +337,9 @@ class XTTS(keras.Model):
         frame = alignment.frame_indices(path)
         condition = self.decode(encoded, mean, spoken, durations, path, frame, speaker.voice)
         noise = stateless_normal(tf.shape(condition.mel)[1:], fold_in(seed, "noise"))
-        noise = tf.broadcast_to(temperature * noise, tf.shape(condition.mel))
+        # Without variety, the flow begins at its mean as well.
+        scale = temperature * tf.minimum(variety, 1.0)
+        noise = tf.broadcast_to(scale * noise, tf.shape(condition.mel))
         mel = self.solve_flow(condition, noise, ode_steps, guidance)
         return mel[:, :longest], frames, path[:, :longest]
 

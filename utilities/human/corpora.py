@@ -5,7 +5,7 @@
 
 A corpus is a folder data/human/NAME for --train-data: `metadata_train.csv` and `metadata_eval.csv`
 (path|text|speaker|language), the second with the sentences that are held out, every 20th or, with
---held-out N, the first N of four words or more; and `wavs/`, a link to the recordings. `apt-get
+--held-out N, N of those with four words or more; and `wavs/`, a link to the recordings. `apt-get
 download` fetches the packages, unless --from names a folder that has them, as files *.deb or
 unpacked (/ if they are installed). The prompts of Asterisk need ffmpeg.
 
@@ -24,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,17 +119,21 @@ def make_corpus(
     (folder / "wavs").unlink(missing_ok=True)
     (folder / "wavs").symlink_to(recordings.resolve())
     found = [path for id in texts for path in sorted(recordings.glob(f"{id}.*"))[:1]]
-    tables: dict[str, list[Row]] = {table: [] for table in TABLES}
+    rows: dict[int, Row] = {}
     for number, path in enumerate(found):
         sound = path.relative_to(recordings)
         speech = {"path": f"wavs/{sound}", "text": texts[str(sound.with_suffix(""))]}
         if fits(folder, speech):
-            is_held_out = number % HELD_OUT_EVERY == 0
-            if held_out is not None:
-                is_long = len(speech["text"].split()) >= MIN_HELD_OUT_WORDS
-                is_held_out = is_long and len(tables[TABLES[1]]) < held_out
-            table = TABLES[is_held_out]
-            tables[table].append(speech | {"speaker": corpus.speaker, "language": corpus.language})
+            rows[number] = speech | {"speaker": corpus.speaker, "language": corpus.language}
+    chosen: Sequence[int] = range(0, len(found), HELD_OUT_EVERY)
+    if held_out is not None:
+        # Evenly, so that the voice also learns from sentences.
+        long = [i for i, row in rows.items() if len(row["text"].split()) >= MIN_HELD_OUT_WORDS]
+        count = min(held_out, len(long))
+        chosen = [long[len(long) * number // count] for number in range(count)]
+    tables: dict[str, list[Row]] = {table: [] for table in TABLES}
+    for number, row in rows.items():
+        tables[TABLES[number in chosen]].append(row)
     write_tables(folder, tables)
 
 

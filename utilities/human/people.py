@@ -136,7 +136,8 @@ def measure(
     used = max(pieces for pieces, _ in REFERENCES.values())
     centroids = {}
     for speaker, rows in training.items():
-        unused = [row for row in rows if row not in long_rows(rows)[:used]]
+        heard = long_rows(rows)[:used]
+        unused = [row for row in rows if row not in heard]
         centroids[speaker] = centroid(unused, embed)
     table = nearest_table(spoken, centroids, embed)
     print(table)

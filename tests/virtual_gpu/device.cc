@@ -211,8 +211,7 @@ HostAccess::~HostAccess() {
 }
 
 void Poison(void* stream_address, size_t bytes) {
-  auto* words = static_cast<uint16_t*>(stream_address);
-  std::fill(words, words + bytes / 2, 0x7fff);
+  std::fill_n(static_cast<uint64_t*>(stream_address), (bytes + 7) / 8, 0x7fff7fff7fff7fff);
 }
 
 bool PoisonsMemory() {
@@ -336,8 +335,7 @@ void* AddressOf(const void* host) { return const_cast<void*>(host); }
 void* AddressOf(ConstMemory memory) { return memory->opaque; }
 
 const char* Direction(const void* to, const void* from) {
-  if (!IsDeviceMemory(to)) return "to host";
-  return IsDeviceMemory(from) ? "between devices" : "to device";
+  return !IsDeviceMemory(to) ? "to host" : IsDeviceMemory(from) ? "between devices" : "to device";
 }
 
 void Move(void* to, const void* from, uint64_t size) {

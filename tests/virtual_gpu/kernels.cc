@@ -1,3 +1,5 @@
+#define EIGEN_USE_THREADS
+
 #include "tensorflow/c/kernels.h"
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/node_properties.h"
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_def_util.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
 #include "virtual_gpu.h"
@@ -26,16 +29,17 @@ namespace {
 
 constexpr char kCtc[] = "CTCLossV2", kCtcOfCpu[] = "CTCLoss";
 
-// Operations whose kernels compute each element from the elements at the same place, and write it
-// over an input that nobody else needs. CUDA's kernels do so too, and memory peaks depend on it.
-bool WorksInPlace(const std::string& op) {
+// Of an operation, the inputs whose memory an output may take: its kernels compute each element from
+// the elements at the same place. CUDA's kernels do so too, and memory peaks depend on it.
+std::vector<int> ReusableInputs(const std::string& op, int inputs) {
   static const std::string operations =
       " Abs Add AddN AddV2 BiasAdd Ceil Cos Div DivNoNan Elu EluGrad Erf Erfc Exp Expm1 Floor Inv"
       " InvGrad LeakyRelu Log Log1p LogSoftmax Maximum Minimum Mul MulNoNan Neg Pow RealDiv"
       " Reciprocal Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Selu Sigmoid Sign"
       " SigmoidGrad Sin Softmax Softplus SoftplusGrad Softsign Sqrt SqrtGrad Square Sub"
       " SquaredDifference Tanh TanhGrad ";
-  return operations.find(" " + op + " ") != std::string::npos;
+  if (operations.find(" " + op + " ") == std::string::npos) return {};
+  return inputs > 1 ? std::vector{0, 1} : std::vector{0};
 }
 
 // Products that GPUs since Ampere compute of float32 rounded to TF32.
@@ -103,14 +107,27 @@ AllocatorAttributes NumberedOutput(int index) {
   return attributes;
 }
 
-// The device that a CPU kernel sees when a stream runs it: the threads are those of TensorFlow,
+// Does at once what a kernel gives to other threads: to wake one takes longer than most kernels. It
+// has as many as the CPU, by which kernels divide sums, so that results are the CPU's.
+struct OneThread : thread::ThreadPoolInterface {
+  explicit OneThread(int threads) : workers{threads, &pool} {}
+  void Schedule(std::function<void()> work) override { work(); }
+  int NumThreads() const override { return workers.num_threads; }
+  int CurrentThreadId() const override { return -1; }
+
+  DeviceBase::CpuWorkerThreads workers;
+  thread::ThreadPool pool{this};
+  Eigen::ThreadPoolDevice eigen{this, NumThreads()};
+};
+
+// The device that a CPU kernel sees when a stream runs it: the thread is that of the stream,
 // temporary memory is the host's, and outputs are where the launch allocated them.
 class StreamDevice : public DeviceBase {
  public:
   explicit StreamDevice(DeviceBase* device) : DeviceBase(device->env()), device_(device) {
-    set_tensorflow_cpu_worker_threads(
-        const_cast<CpuWorkerThreads*>(device->tensorflow_cpu_worker_threads()));
-    set_eigen_cpu_device(const_cast<Eigen::ThreadPoolDevice*>(device->eigen_cpu_device()));
+    static auto* one = new OneThread(device->tensorflow_cpu_worker_threads()->num_threads);
+    set_tensorflow_cpu_worker_threads(&one->workers);
+    set_eigen_cpu_device(&one->eigen);
   }
   Allocator* GetAllocator(AllocatorAttributes attributes) override {
     int number = attributes.value >> 24;
@@ -293,7 +310,8 @@ class Kernel : public OpKernel {
         registration_(registration),
         graph_version_(construction->graph_def_version()),
         launches_(Counter("launches", type_string())),
-        path_(ChoosePath()) {
+        path_(ChoosePath()),
+        reusable_(ReusableInputs(type_string(), num_inputs())) {
     auto* device = static_cast<DeviceBase*>(construction->device());
     std::vector<AllocatorAttributes> inputs(num_inputs()), outputs;
     for (int i = 0; i < num_outputs(); ++i) outputs.push_back(NumberedOutput(i));
@@ -370,9 +388,7 @@ class Kernel : public OpKernel {
     auto call = std::make_unique<Call>(Call{shared_, InputsOnStream(context), {}, stream});
     double bytes = 0;
     for (const Tensor& input : call->inputs) bytes += input.TotalBytes();
-    std::vector<int> reusable;
-    if (WorksInPlace(type_string()))
-      reusable = num_inputs() > 1 ? std::vector{0, 1} : std::vector{0};
+    std::vector<int> reusable = reusable_;
     for (int i = 0; i < num_outputs(); ++i) {
       // With the scoped allocator, an output is where an input is.
       for (int j = 0; context->output_expects_forwarding(i) && j < num_inputs(); ++j) {
@@ -467,6 +483,7 @@ class Kernel : public OpKernel {
   const int graph_version_;
   std::atomic<int64_t>& launches_;
   const Path path_;
+  const std::vector<int> reusable_;
   bool validates_shape_ = false;
   std::shared_ptr<Shared> shared_;
   std::mutex cache_mutex_;
@@ -516,11 +533,8 @@ NodeDef NodeOf(const KernelDef& kernel, const OpDef& op) {
   for (const auto& constraint : kernel.constraint()) {
     AttrValue& value = (*node.mutable_attr())[constraint.name()];
     const auto& allowed = constraint.allowed_values().list();
-    bool is_list = false;
-    for (const auto& attribute : op.attr()) {
-      if (attribute.name() == constraint.name()) is_list = attribute.type() == "list(type)";
-    }
-    if (is_list) {
+    const OpDef::AttrDef* attribute = FindAttr(constraint.name(), op);
+    if (attribute && attribute->type() == "list(type)") {
       value.mutable_list()->add_type(allowed.type(0));
     } else if (allowed.type_size() > 0) {
       value.set_type(allowed.type(0));

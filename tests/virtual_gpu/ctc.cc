@@ -23,9 +23,8 @@ absl::Status BeforeCtc(std::vector<Tensor>* inputs) {
   auto from = (*inputs)[kLogits].flat_inner_dims<float>();
   auto to = logits.flat_inner_dims<float>();
   int64_t classes = to.dimension(1);
-  for (int64_t row = 0; row < to.dimension(0); ++row) {
+  for (int64_t row = 0; row < to.dimension(0); ++row)
     for (int64_t i = 0; i < classes; ++i) to(row, i) = from(row, (i + 1) % classes);
-  }
   labels.flat<int32>() = (*inputs)[kLabels].flat<int32>() - 1;
   (*inputs)[kLogits] = logits;
   (*inputs)[kLabels] = labels;
@@ -40,9 +39,8 @@ void AfterCtc(const std::vector<Tensor>& inputs, const std::vector<Tensor>& resu
   auto lengths = inputs[kLengths].vec<int32>();
   int64_t classes = to.dimension(2);
   for (int64_t row = 0; row < to.dimension(1); ++row) {
-    for (int64_t time = 0; time < lengths(row); ++time) {
+    for (int64_t time = 0; time < lengths(row); ++time)
       for (int64_t i = 0; i < classes; ++i) to(time, row, (i + 1) % classes) = from(time, row, i);
-    }
   }
 }
 

@@ -83,9 +83,8 @@ Counts& AllCounts() {
 void WriteStats() {
   FILE* file = fopen(Text("STATS").c_str(), "w");
   if (!file) return;
-  for (auto& [key, count] : AllCounts()) {
+  for (auto& [key, count] : AllCounts())
     fprintf(file, "%s\t%s\t%ld\n", key.first.c_str(), key.second.c_str(), count.load());
-  }
   fclose(file);
 }
 
@@ -93,8 +92,7 @@ void WriteStats() {
 
 std::atomic<int64_t>& Counter(const std::string& kind, const std::string& name) {
   std::lock_guard<std::mutex> lock(record_mutex);
-  static const bool is_written = !Text("STATS").empty() && atexit(WriteStats) == 0;
-  (void)is_written;
+  [[maybe_unused]] static const bool is_written = !Text("STATS").empty() && atexit(WriteStats) == 0;
   return AllCounts()[{kind, name}];
 }
 
@@ -245,7 +243,7 @@ void Stream::Push(Item item) {
 }
 
 void Stream::Run() {
-  // Before the host's threads and other programs, where that is allowed: a stream that wakes up late
+  // Before the host's threads and other programs, where that is allowed: a stream that wakes late
   // is slower than the costs.
   const sched_param first = {1};
   if (KernelUs(0, 0) > 0) pthread_setschedparam(pthread_self(), SCHED_RR, &first);

@@ -29,7 +29,7 @@ namespace {
 
 constexpr char kCtc[] = "CTCLossV2", kCtcOfCpu[] = "CTCLoss";
 
-// Of an operation, the inputs whose memory an output may take: its kernels compute each element from
+// The inputs whose memory an output of an operation may take: its kernels compute each element from
 // the elements at the same place. CUDA's kernels do so too, and memory peaks depend on it.
 std::vector<int> ReusableInputs(const std::string& op, int inputs) {
   static const std::string operations =
@@ -56,9 +56,8 @@ Tensor InTF32(const Tensor& tensor) {
   Tensor rounded(DT_FLOAT, tensor.shape());
   auto* from = static_cast<const uint32_t*>(tensor.data());
   auto* to = static_cast<uint32_t*>(rounded.data());
-  for (int64_t i = 0; i < tensor.NumElements(); ++i) {
+  for (int64_t i = 0; i < tensor.NumElements(); ++i)
     to[i] = (from[i] + 0xfff + (from[i] >> 13 & 1)) & ~0x1fffu;
-  }
   return rounded;
 }
 
@@ -376,9 +375,8 @@ class Kernel : public OpKernel {
 
   std::vector<Tensor> InputsOnStream(OpKernelContext* context) const {
     std::vector<Tensor> inputs;
-    for (int i = 0; i < num_inputs(); ++i) {
+    for (int i = 0; i < num_inputs(); ++i)
       inputs.push_back(IsOnHost(i) ? context->input(i) : OnStream(context->input(i)));
-    }
     return inputs;
   }
 
@@ -391,9 +389,8 @@ class Kernel : public OpKernel {
     std::vector<int> reusable = reusable_;
     for (int i = 0; i < num_outputs(); ++i) {
       // With the scoped allocator, an output is where an input is.
-      for (int j = 0; context->output_expects_forwarding(i) && j < num_inputs(); ++j) {
+      for (int j = 0; context->output_expects_forwarding(i) && j < num_inputs(); ++j)
         reusable.push_back(j);
-      }
       Tensor* output = nullptr;
       absl::Status status =
           context->forward_input_or_allocate_output(reusable, i, (*shapes)[i], &output);
@@ -419,9 +416,8 @@ class Kernel : public OpKernel {
     for (int i = 0; i < num_inputs(); ++i) {
       const Tensor& input = context->input(i);
       if (IsOnHost(i) && input.TotalBytes() > kMostBytes) return Infer(context);
-      for (int64_t size : input.shape().dim_sizes()) {
+      for (int64_t size : input.shape().dim_sizes())
         key.append(reinterpret_cast<const char*>(&size), sizeof size);
-      }
       key.push_back('|');
       if (IsOnHost(i)) key.append(input.tensor_data().data(), input.TotalBytes());
     }
@@ -448,9 +444,8 @@ class Kernel : public OpKernel {
     for (int i = 0; i < num_outputs(); ++i) {
       auto output = inference.output(i);
       if (!inference.FullyDefined(output)) return std::nullopt;
-      for (int j = 0; j < inference.Rank(output); ++j) {
+      for (int j = 0; j < inference.Rank(output); ++j)
         shapes[i].AddDim(inference.Value(inference.Dim(output, j)));
-      }
     }
     return shapes;
   }

@@ -332,7 +332,7 @@ class Network(unittest.TestCase):
         for weights, expected in ((fewer, "is nothing, but the model has"), (wider, r"\(13, 99\)")):
             with self.assertRaisesRegex(CheckpointError, expected):
                 load_pretrained(Pretrained(good.run, weights), model, known)
-        with self.assertRaisesRegex(ConfigError, r"does not have \(z\)"):
+        with self.assertRaisesRegex(ConfigError, r"lacks symbols of the corpus \(z\)"):
             load_pretrained(good, model, new, ("text_encoder",))
         for left, variable in zip(before, model.trainable_variables, strict=True):
             np.testing.assert_array_equal(left, variable.numpy())

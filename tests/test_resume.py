@@ -134,7 +134,7 @@ class ToyRuns(Case):
         )
         cls.whole = cls.workspace.train("whole", *DUAL)
 
-    def test_resuming_reads_the_state_of_each_checkpoint_once_and_of_the_newest_twice(self):
+    def test_resuming_reads_the_state_of_the_newest_checkpoint_twice_and_of_no_other(self):
         flags = ("--checkpoint-every 2 --keep-checkpoints 3 --validate-every 0",)
         begun = self.workspace.train("counted", *flags, "--max-steps 6")
         self.assertEqual((begun.code, begun.err), (0, ""))
@@ -149,8 +149,7 @@ class ToyRuns(Case):
         with mock.patch.object(Path, "read_bytes", counted):
             resumed = self.workspace.train("counted", *flags, "--resume --max-steps 7")
         self.assertEqual((resumed.code, resumed.err), (0, ""))
-        expected = {"step-000002": 1, "step-000004": 1, "step-000006": 2}
-        self.assertEqual({name: opened.count(name) for name in opened}, expected)
+        self.assertEqual(opened, ["step-000006"] * 2)
 
     def test_killed_and_terminated_run_resumed_on_other_placements_equals_a_whole_run(self):
         self.assertEqual((self.whole.code, self.whole.err), (0, ""))

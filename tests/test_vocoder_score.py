@@ -139,7 +139,8 @@ class VocoderEvaluation(unittest.TestCase):
 
 def copy_with(error: float, pesq_wb: float | None, stoi: float) -> CopyMetrics:
     scores = {"pesq_wb": pesq_wb, "stoi": stoi}
-    return CopyMetrics(error, np.full(2, error), np.array([True, False]), error, scores)
+    log_f0 = np.array([[0.0, 0.0], [error, error]])
+    return CopyMetrics(error, log_f0, np.array([True, False]), error, scores)
 
 
 class SummaryTest(unittest.TestCase):

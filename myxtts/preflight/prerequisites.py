@@ -161,10 +161,8 @@ def code_for(capability: tuple[int, int], built: Sequence[str]) -> str:
 
     Native code of a capability runs on cards with the same major number and the same or a higher
     minor number; PTX on all cards of the same or a higher capability (CUDA C++ Programming Guide,
-    "Application Compatibility").
-
-    Args:
-        built: such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
+    "Application Compatibility"). `built` is such as sm_80 (native) and compute_90 (PTX, and native
+    for 9.0).
     """
     major, minor = capability
     code = "none"

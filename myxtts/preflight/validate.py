@@ -42,12 +42,8 @@ def validate(config: Config, steps: int) -> Report:
     """Check a run with these settings and print the checks. Nothing written remains, except the
     demo corpus.
 
-    Raises UserError if the settings are wrong for any machine and any corpus.
-
-    Args:
-        config: settings of a run. If they name no GPU, batches are made on GPU 0 and the model is
-            on GPU 1.
-        steps: largest number of steps to send through the pipeline.
+    At most so many steps go through the pipeline. If the settings name no GPU, batches are made on
+    GPU 0 and the model is on GPU 1. Raises UserError if they are wrong for any machine and corpus.
     """
     advice = ""
     if not named_gpus(config.placement):

@@ -107,28 +107,20 @@ class Synthesizer:
         language: str | None = None,
         options: SynthesisOptions | None = None,
     ) -> Iterator[np.ndarray]:
-        """Synthesize a text of any length sentence by sentence.
+        """Synthesize a text of any length; yield each sentence's wave with the pause before it.
 
-        The call itself reads the text and the references. Iterating synthesizes the first sentence
-        alone, so that its wave is there early, then 2, 4 and always 8 sentences at a time, so
-        memory does not grow with the text. All sentences use the same seed.
+        Float32 [samples] in [-1, 1] at 22,050 Hz, with 0 at both ends, so that joined sentences
+        have no clicks. The call itself reads text and references. The first sentence is synthesized
+        alone, so that it is there early, then 2, 4 and always 8 at a time, so memory does not grow
+        with the text. All use the same seed. Raises DataError if the text has nothing to speak, the
+        language is missing or unknown, or a reference is unusable.
 
         Args:
-            text: `split_text` documents how sentences and paragraphs are found.
-            references: audio files of the speaker of half a second or longer. The beginnings of all
-                files together condition the model. Without references, the model uses its learned
-                default condition.
-            language: a language that the run was trained on; optional if there is only one.
-            options: speed, pitch, energy, steps, guidance and seed; by default `self.options`.
-
-        Yields:
-            The wave of each sentence with the pause before it, float32 [samples] in [-1, 1] at
-            22,050 Hz. Each sentence begins and ends with 0, so concatenated sentences have no
-            clicks.
-
-        Raises:
-            DataError: the text has nothing to speak, the language is missing or unknown, or a
-                reference is unusable.
+            text: see `split_text`.
+            references: audio files of the speaker, of half a second or longer, whose beginnings
+                together condition the model; without them its learned default does.
+            language: one of the run; optional if there is only one.
+            options: by default `self.options`.
         """
         sentences = self.speak(text, references, language, options)
         return (sentence.wave for sentence in sentences)

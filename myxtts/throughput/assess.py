@@ -234,13 +234,8 @@ def assess_run(
     The loop waits for a batch only when the device has finished, so the rest of an interval is the
     step's time. It includes what a transfer takes longer than the step. On a GPU, the call of a
     step can wait unseen for a producer that never pauses; then the step's time is unknown. In
-    single placement on a GPU the producer does not synchronize, and its time is unknown.
-
-    Args:
-        total: of at least one step.
-        replicas: of all processes.
-        devices: GPUs, real or simulated, that a placement may use.
-        can_replicate: see `Assessment`.
+    single placement on a GPU the producer does not synchronize, and its time is unknown. The
+    interval has a step or more, `replicas` are of all processes, and a placement may use `devices`.
     """
     route = placement.routes[0]
     producers = len(route.data_devices)
@@ -302,16 +297,13 @@ def has_two_devices(placement: Placement) -> bool:
 def candidates(
     stage: str, data: DataConfig, single: bool, devices: int, producers: int = 1
 ) -> list[dict[str, Any]]:
-    """Return changes of settings that may help, each on its own; the profiler predicts what they
-    gain.
+    """Return changes of settings that may help, each alone; the profiler predicts what they gain.
 
     Args:
         stage: `read`, `produce`, `transfer` (known to a profile only), or `variation` if stages
             wait for each other by turns.
-        data: the present settings.
         single: whether batches are made on the device that trains.
-        devices: GPUs, real or simulated, that a placement with one replica may use.
-        producers: data devices of the present placement.
+        devices: GPUs that a placement with one replica may use; `producers` make batches now.
     """
     changes: list[dict[str, Any]] = []
     match stage:

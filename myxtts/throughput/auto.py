@@ -48,13 +48,9 @@ log = logging.getLogger(__name__)
 def choose_placement(config: Config, measure: MeasureStages) -> Config:
     """Return the settings with the placement of the highest predicted throughput.
 
-    Args:
-        measure: measures the stages of a run; called in a process of its own.
-
-    Raises:
-        PlacementError: the settings also name a placement, or this process is one of several
-            workers.
-        UserError: a run with these settings could not start or continue.
+    `measure` measures the stages of a run, in a process of its own. Raises PlacementError if the
+    settings also name a placement or this process is one of several workers, and UserError if a run
+    with them could not start or continue.
     """
     named = flags_of_gpus(config.placement)
     if config.data.batch_shares not in ((), "auto"):

@@ -277,12 +277,11 @@ def predict_all(
     observe_s: float = 0.0,
     sample: Callable[[int], StageTimes] | None = None,
 ) -> list[Prediction]:
-    """Return a prediction for each placement, in the order of `rank`.
+    """Return a prediction for each placement, of the same batches, in the order of `rank`.
 
     Placements whose last producer gains nothing are left out, by the arithmetic on mean times.
 
     Args:
-        times: the same sequence of batches for all placements.
         all_reduce_s: between two replicas; see `ring_all_reduce_s`.
         observe_s: of validation, samples and evaluation, in a step of all replicas.
         sample: returns the batches of so many replicas, where they are not those of `times`.
@@ -343,11 +342,8 @@ def with_observation(times: StageTimes, placement: Placement, observe_s: float) 
     their device.
 
     Several data devices that take turns share them here, although the first one observes. A device
-    that does nothing else works on them in the time of the steps, and bounds these.
-
-    Args:
-        times: of the replicas in turn.
-        observe_s: in a step of all replicas.
+    that does nothing else works on them in the time of the steps, and bounds these. The times are
+    of the replicas in turn, and `observe_s` is that in a step of all.
     """
     routes = placement.routes
     observer = placement.observer

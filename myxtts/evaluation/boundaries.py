@@ -14,7 +14,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.evaluation.held_out import Utterance
 from myxtts.evaluation.table import Metrics
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
-from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
+from myxtts.text.symbols import SymbolTable
 
 TOLERANCE_MS = 20.0
 # Persian vowels have it in the phonemes of the text, but not in the synthesizer's events.
@@ -171,7 +171,7 @@ def alignment_metrics(
     unreliable = 0
     different = 0
     for utterance in utterances:
-        inner = [symbols.symbols[token - FIRST_SYMBOL_ID] for token in utterance.tokens[1:-1]]
+        inner = symbols.decode(utterance.tokens)
         phonemes = alignments.get(Path(utterance.id).stem, ())
         true_boundaries = boundaries(["", *inner, ""], phonemes)
         different += true_boundaries is None

@@ -30,7 +30,7 @@ from myxtts.models import alignment
 from myxtts.models.xtts import XTTS
 from myxtts.placement import devices
 from myxtts.report.alignment import LEAST_EVIDENCE
-from myxtts.text.symbols import FIRST_SYMBOL_ID, PADDING_ID
+from myxtts.text.symbols import PADDING_ID
 from myxtts.text.times import TimedWord, time_words, times_files, write_times
 from myxtts.text.words import words_of_text
 from myxtts.training.checkpoint_files import Record
@@ -171,8 +171,7 @@ def search_nearby(aligner: Aligner, manifest: Manifest, row: int, tokens: np.nda
 def timed_words(manifest: Manifest, row: int, fit: Fit, record: Record) -> list[TimedWord]:
     """Return the words of an utterance with their times in its recording."""
     tokens = manifest.tokens_of(row)
-    names = record.vocabulary.symbols.symbols
-    symbols = [names[token - FIRST_SYMBOL_ID] for token in tokens[1:-1]]
+    symbols = record.vocabulary.symbols.decode(tokens)
     language = record.languages[manifest.language[row]]
     words = words_of_text(manifest.texts[row], language, record.frontend, symbols)
     frames = np.searchsorted(fit.path, np.arange(1, len(tokens)))

@@ -25,7 +25,6 @@ from myxtts.models.xtts import XTTS, SynthesisOptions
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.error_rates import error_rates
-from myxtts.text.symbols import FIRST_SYMBOL_ID
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
 
@@ -250,12 +249,12 @@ class TTSEvaluator:
         # In a run, the recordings are measured before the aligner has learnt anything.
         if self._in_run:
             return []
-        symbols = self._evaluation.record.vocabulary.symbols.symbols
+        symbols = self._evaluation.record.vocabulary.symbols
         counts = []
         for utterance, of_wave in zip(self.utterances, features, strict=True):
             throttle()
             tokens = utterance.tokens
-            spelt = [symbols[token - FIRST_SYMBOL_ID] for token in tokens[1:-1]]
+            spelt = symbols.decode(tokens)
             words = word_errors.split_words(spelt, 1 + np.arange(len(tokens)))
             log_probs = speech.token_log_probs(
                 self._network, of_wave.mel, spelt, tokens, self._device

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from myxtts import tf_internals
 from myxtts.portable_ops import on_host
-from myxtts.text.symbols import BLANK_ID, FIRST_SYMBOL_ID, SymbolTable
+from myxtts.text.symbols import BLANK_ID, SymbolTable
 
 # Of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505).
 CUDNN_MAX_LABELS = 255
@@ -193,8 +193,5 @@ def beam_search_decode(logits, frames, width: int):
 
 def decoded_texts(ids, counts, symbols: SymbolTable) -> list[str]:
     """Return the texts of ids [B, U] with counts [B], without ids that are no symbols."""
-    texts = []
-    for row, count in zip(ids.numpy(), counts.numpy(), strict=True):
-        indices = [id_ - FIRST_SYMBOL_ID for id_ in row[:count] if id_ >= FIRST_SYMBOL_ID]
-        texts.append("".join(symbols.symbols[index] for index in indices))
-    return texts
+    rows = zip(ids.numpy(), counts.numpy(), strict=True)
+    return ["".join(symbols.decode(row[:count])) for row, count in rows]

@@ -147,7 +147,7 @@ class NetworkTranscriber:
             return
         for best, begins in zip(*(output.numpy() for output in outputs), strict=True):
             frames = np.flatnonzero(begins & (best >= FIRST_SYMBOL_ID))
-            symbols = [table.symbols[best[frame] - FIRST_SYMBOL_ID] for frame in frames]
+            symbols = table.decode(best[frames])
             edges = np.append(frames, frames[-1:] + 1)
             yield "".join(symbols), symbols, self._frame_s * edges
 

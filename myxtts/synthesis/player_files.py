@@ -29,7 +29,6 @@ from myxtts.synthesis.synthesizer import reference_mel
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.espeak import voice_of
 from myxtts.text.languages import choose_language
-from myxtts.text.symbols import FIRST_SYMBOL_ID
 from myxtts.training.runs import TrainedRun, VocoderChoice
 
 _OF_ONNX = "onnx", "onnxruntime"
@@ -147,11 +146,10 @@ def voice_graph(
 
 def held_out_texts(run: TrainedRun) -> list[list[str]]:
     """Return the symbols of the utterances that a run held out; all of its table without a list."""
-    symbols = run.record.vocabulary.symbols.symbols
+    symbols = run.record.vocabulary.symbols
     found = read_manifest(run.path / "manifest-validation.npz")
     rows = [found[0].tokens_of(row) for row in range(len(found[0]))] if found else []
-    texts = [[symbols[t - FIRST_SYMBOL_ID] for t in row if t >= FIRST_SYMBOL_ID] for row in rows]
-    return texts or [[*symbols]]
+    return [*map(symbols.decode, rows)] or [[*symbols.symbols]]
 
 
 def vocoder_graph(run: TrainedRun, device: str) -> Graph:

@@ -38,6 +38,10 @@ class SymbolTable:
         ids = [self._ids[symbol] for symbol in symbols]
         return np.array([BEGIN_ID, *ids, END_ID], dtype=np.int32)
 
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Return the symbols of ids, without padding, begin and end."""
+        return [self.symbols[id_ - FIRST_SYMBOL_ID] for id_ in ids if id_ >= FIRST_SYMBOL_ID]
+
     def unknown(self, symbols: Iterable[str]) -> list[str]:
         """Return the symbols without an id, each once, in order of appearance."""
         return [symbol for symbol in dict.fromkeys(symbols) if symbol not in self._ids]

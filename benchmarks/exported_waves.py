@@ -62,7 +62,8 @@ def main() -> int:
         )
     vocabulary, mels = run.record.vocabulary, speaker_mels(run, {})
     language = choose_language(options.language, vocabulary.languages)
-    graph, document = voice_graph(run, vocoder, mels, language, "/CPU:0")
+    texts = held_out_texts(run)
+    graph, document = voice_graph(run, vocoder, mels, texts[0], language, "/CPU:0")
 
     def by_tensorflow(inputs) -> np.ndarray:
         return graph.traced(*map(tf.constant, inputs.values())).numpy()
@@ -70,7 +71,6 @@ def main() -> int:
     def with_more_noise(inputs) -> np.ndarray:
         return by_tensorflow(inputs | {"scales": inputs["scales"] + np.float32([NOISE, 0.0, 0.0])})
 
-    texts = held_out_texts(run)
     joined = [*chain(*texts)]
     texts = texts[:TEXTS]
     others = [joined[:1], [*islice(cycle(joined), 400)]]

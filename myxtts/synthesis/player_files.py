@@ -92,9 +92,10 @@ def write_player_files(
             )
         language = choose_language(language, run.record.vocabulary.languages)
         mels = speaker_mels(run, references)
-        graph, document = voice_graph(run, vocoder, mels, language, device)
+        spoken = held_out_texts(run)[0]
+        graph, document = voice_graph(run, vocoder, mels, spoken, language, device)
         speakers = f", language {language}, speakers {', '.join(mels)}"
-        text = f"[{''.join(held_out_texts(run)[0])}]"
+        text = f"[{''.join(spoken)}]"
         if is_onnx:
             write_whole(folder / "tokens.txt", piper.token_lines(document).encode())
     table = write_models(form, graph, folder, name, document)
@@ -107,12 +108,14 @@ def voice_graph(
     run: TrainedRun,
     vocoder: NetworkVocoder | OnnxVocoder,
     speakers: Mapping[str, np.ndarray],
+    example: Sequence[str],
     language: str,
     device: str,
 ) -> tuple[Graph, dict[str, Any]]:
     """Return the graph of a voice and the JSON beside it.
 
-    `speakers` are reference log-mels, float32 [R, 80]. Raises CheckpointError on damage.
+    `speakers` are reference log-mels, float32 [R, 80], and `example` has the symbols of a text.
+    Raises CheckpointError on damage.
     """
     network = run.load_network(device, "tts")
     record = run.record
@@ -136,11 +139,10 @@ def voice_graph(
     texts = language, espeak_voice, list(speakers), record.frontend, symbols
     document = piper.voice_document(table, *texts)
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
-    ids = player_ids_of(held_out_texts(run)[0], document["phoneme_id_map"])
-    example = voice_inputs(ids, len(speakers))
+    inputs = voice_inputs(player_ids_of(example, document["phoneme_id_map"]), len(speakers))
     variables = [*network.variables, *vocoder.variables]
     output = "mel" if file else "output"
-    graph = Graph(traced.get_concrete_function(), output, metadata, variables, example, file)
+    graph = Graph(traced.get_concrete_function(), output, metadata, variables, inputs, file)
     return graph, document
 
 

@@ -4,19 +4,15 @@ predicts from the stages alone:
 
     python tests/robustness/virtual_times.py
     python tests/robustness/virtual_times.py --tasks tts --scale 8000   # on a busy machine
-    python tests/robustness/virtual_times.py --tasks asr --speeds "1 0.5" --batch-size 8 \
-        --placements dual replicas shares --kernel-us 0.05 --copy-us 0.1    # work that rows divide
 
 P, T, C and A are the seconds to make a batch, to copy it, of a step and of an all-reduce, each
 alone, measured on GPU 0 (P) and GPU 1 (C) as `--placement auto` does. `bound` is the time of a step
 divided by the larger of P, times the replicas that a producer feeds, and C + A; a GPU that does
-both takes P + C + A, and shares take as long as all GPUs would together, and A. `of all` is that
-time without A divided by the time of a step: the throughput, of what all GPUs whose speeds are
-given would have if none ever waited. `predicted` is the error of the planner, which does not know
-that a role may be on a GPU of another speed. `wait` is the share of time that training waited for
-batches, as a run reports it, and `idle` that in which GPU 1 does not train, by C. `host` is the
-processor time of the process in the steps, relative to their time on two cores: from 0.7 on, the
-host cannot keep up.
+both takes P + C + A. `predicted` is the error of the planner, which knows the speeds. `wait` is the
+share of time that training waited for batches, as a run reports it, and `idle` that in which GPU 1
+does not train, by C. `host` is the processor time of the process in the steps, relative to their
+time on two cores: from 0.7 on, the host cannot keep up. Unlike GPUs with shares are in
+virtual_shares.py.
 """
 
 import argparse
@@ -37,13 +33,11 @@ SPEEDS = ("1 1 1 1", "0.5 1 1 1", "1 0.5 1 1")
 # would keep both cores busy.
 COSTS = {"launch_us": 0, "kernel_us": 3, "gflops": 15_000, "memory_gbps": 1_300}
 COSTS |= {"copy_us": 10, "link_gbps": 20, "costs_only": True}
-CHANGEABLE_COSTS = ("kernel_us", "copy_us", "link_gbps")
 PLACEMENTS = {
     "dual": "--data-gpu 0 --model-gpu 1",
     "single": "--data-gpu 0 --model-gpu 0",
     "replicas": "--model-gpus 0 1",
     "three replicas": "--data-gpu 0 --model-gpus 1 2 3",
-    "shares": "",  # a replica on each GPU, with its speed as its share
 }
 # Batches of a stage alone; steps of a run in which the feed empties that was filled while the step
 # was traced; and steps that are measured, of which a batch more or less in the feed is 5 %.
@@ -62,10 +56,6 @@ def main() -> int:
     parser.add_argument("--speeds", nargs="+", default=SPEEDS)
     parser.add_argument("--placements", nargs="+", choices=PLACEMENTS, default=[*PLACEMENTS][:3])
     parser.add_argument("--scale", type=float, default=1000.0)
-    parser.add_argument("--batch-size", type=int, default=2)
-    for name in CHANGEABLE_COSTS:
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=float, default=COSTS[name], help="default: %(default)s")
     parser.add_argument("--network", action="store_true", help="of a tts: train a network, no toy")
     options = parser.parse_args()
     # Forks of one process, which has imported what takes seconds, and no device.
@@ -86,15 +76,12 @@ def run_all(options: argparse.Namespace) -> int:
     from tests.sine_corpus import write_corpus
     from tests.virtual_gpu import variables
 
-    costs = COSTS | {name: getattr(options, name) for name in ("scale", *CHANGEABLE_COSTS)}
-    header = (
-        "task | speeds | placement | P | T | C | A | step, s | bound | of all | predicted | wait"
-    )
-    print(f"| {header} | idle | host |\n{'|---' * 14}|", flush=True)
+    costs = COSTS | {"scale": options.scale}
+    header = "task | speeds | placement | P | T | C | A | step, s | bound | predicted | wait"
+    print(f"| {header} | idle | host |\n{'|---' * 13}|", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder, code = Path(name), 0
-        utterances = max(13, 8 * options.batch_size)
-        write_corpus(folder / "corpus", [0.6 + 0.05 * (i % 13) for i in range(utterances)])
+        write_corpus(folder / "corpus", [0.6 + 0.05 * (i % 13) for i in range(16)])
         for task in options.tasks:
             for of_gpus in options.speeds:
                 profile = folder / "profile"
@@ -125,7 +112,6 @@ def measure(
 
     from fakes.toy_models import toy_models
     from myxtts.commands import train
-    from myxtts.config.flags import turned_off, with_values
     from myxtts.models import vocoder
     from myxtts.models.xtts import SIZES, XTTSSize
     from myxtts.throughput import measure, planner
@@ -133,15 +119,8 @@ def measure(
     from myxtts.throughput.planner import StageProfile
 
     argv = f"--task {task} --train-data {folder}/corpus/corpus.csv {FLAGS} {FLAGS_OF[task]}"
-    argv += f" --batch-size {options.batch_size} {PLACEMENTS[placement]}"
-    if placement == "shares":
-        gpus = " ".join(map(str, range(len(speeds))))
-        argv += f" --model-gpus {gpus} --batch-shares {' '.join(speeds)}"
+    argv += f" --batch-size 2 {PLACEMENTS[placement]}"
     config, _ = train.parse(argv.split())
-    # A profile of one replica has no shares.
-    keep_shares = lambda trial, mark: with_values(  # noqa: E731
-        turned_off(trial, mark), {"batch_shares": config.data.batch_shares}
-    )
     with ExitStack() as stack:
         if not options.network:
             stack.enter_context(toy_models())
@@ -151,7 +130,6 @@ def measure(
         stack.enter_context(mock.patch.dict(vocoder.SIZES, tiny=small))
         stack.enter_context(mock.patch.object(measure, "WARM_UP", WARM_UP))
         stack.enter_context(mock.patch.object(measure, "check_one_replica"))
-        stack.enter_context(mock.patch.object(measure, "turned_off", keep_shares))
         run = stack.enter_context(measure.open_run(config))
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measure.measurement_window(pipeline, MEASURED)
@@ -188,16 +166,11 @@ def measure(
     )
     predicted = planner.predict(candidate, sampled, all_reduce_s=found.all_reduce_s)
     figures = " | ".join(f"{seconds:.3f}" for seconds in (*times_s, found.all_reduce_s, step_s))
-    # P of GPU 0 and C of GPU 1, at the speed of each.
-    alone_s = float(speeds[0]) * produce_s + float(speeds[1]) * c_s
-    together_s = replicas * alone_s / sum(map(float, speeds))
-    if placement == "shares":
-        bound_s = together_s + found.all_reduce_s
     of_planner = f"{replicas / predicted.batches_per_s / step_s - 1:+.1%}"
     wait = f"{total.wait_share:.1%}"
     idle = f"{max(0.0, 1 - c_s / step_s):.1%}" if replicas == 1 else ""
-    columns = f"{step_s / bound_s:.3f} | {together_s / step_s:.3f} | {of_planner} | {wait} | {idle}"
-    return f"{figures} | {columns} | {host / step_s:.2f}"
+    columns = f"{figures} | {step_s / bound_s:.3f} | {of_planner} | {wait} | {idle}"
+    return f"{columns} | {host / step_s:.2f}"
 
 
 if __name__ == "__main__":

@@ -222,6 +222,8 @@ class DeviceTest(unittest.TestCase):
             for name in state.replicas.devices:
                 count = sum(device.endswith(name[1:]) for device in devices)
                 self.assertEqual(count, len(devices) / 2)
+            # The first device would wait for the other one's updates, on which a result depends.
+            self.assertEqual(function.outputs, [])
 
     def test_outcome_is_on_the_first_device(self):
         state, step, _ = built_once(toy, replicas_of(2), "float32", 1)

@@ -47,7 +47,9 @@ class Step:
     microbatches and replicas. Since each loss is a share of the loss of the whole step, the sum is
     the gradient of one large batch.
 
-    A call creates no tensor on the model devices: it passes tensors that are there.
+    A call creates no tensor on the model devices: it passes tensors that are there. Its functions
+    return nothing: a result would wait for all replicas to have changed their state, and so the
+    first device, whose results they are, for the updates of the slowest one.
 
     Args:
         gradient_clip: largest global norm of the gradient; 0 does not clip.
@@ -76,6 +78,9 @@ class Step:
         self._clip = gradient_clip
         self._variables = [v.value for v in state.trained]
         self.loss_names = loss_names(state.model)
+        self._outcome_names = [*self.loss_names, "loss", "gradient_norm"]
+        if is_scaled(state.optimizer):
+            self._outcome_names.append(SKIPPED)
         # 0 for what is only observed.
         self._loss_weights = [float(name in state.model.LOSS_NAMES) for name in self.loss_names]
         self._static_shapes = static_shapes
@@ -91,22 +96,21 @@ class Step:
             # The newest step of which an update has begun.
             self._updating = tf.Variable(tf.zeros([], tf.int64), **kinds)
             if accumulation > 1:
-                for variable in self._variables:
-                    self._sums.append(tf.Variable(tf.zeros_like(variable), **kinds))
+                # Of the losses and of each gradient.
+                for value in (tf.zeros([len(self.loss_names)]), *self._variables):
+                    self._sums.append(tf.Variable(tf.zeros_like(value), **kinds))
         for variable in self._sums:
             copies = replicas.local_results(variable)
             for device, copy in zip(replicas.devices, copies, strict=True):
                 require_device(device, [("sum of gradients", copy)])
+        with tf.device(state.device):
+            self._outcome = tf.Variable(tf.zeros([len(self._outcome_names) + 1]), trainable=False)
         self.measures_idle = False
         self._idle_s = None
         if can_measure_idle:
             with tf.device(HOST):
                 idle_s = tf.zeros([len(replicas.devices)], tf.float64)
                 self._idle_s = tf.Variable(idle_s, trainable=False)
-        self._no_losses = []
-        for device in replicas.devices:
-            with tf.device(device):
-                self._no_losses.append(tf.zeros([len(self.loss_names)]))
         self._controls = Controls(state.device)
         self._batch_specs = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
         self.hand_over = HandOver(state.model.BATCH_FIELDS, replicas.devices)
@@ -133,26 +137,27 @@ class Step:
         Each microbatch, on the model devices, is taken when its turn comes. Rates are equal to
         those of the previous step, unless they change. For `stop` see `stop_requested`.
         """
-        losses = self._no_losses
         with tf.device(self._state.device):
             measures_idle = self.measures_idle and number % IDLE_STEPS == 0
             controls = self._controls.of_step(number, rates, stop, measures_idle)
             for count, batches in enumerate(map(list, microbatches), 1):
                 if count < len(microbatches):
-                    accumulate = self._concrete(self._accumulate, batches)
-                    losses = accumulate(batches, losses)
+                    self._concrete(self._accumulate, batches)(batches)
                 else:
-                    finish = self._concrete(self._finish, batches)
-                    outcome, steps_done = finish(batches, losses, controls)
-        self._controls.advance(steps_done)
-        return outcome
+                    self._concrete(self._finish, batches)(batches, controls)
+            self._controls.advance(self._begun[0].read_value())
+            return self._outcome.read_value()
+
+    @property
+    def _begun(self):
+        """`_updating` of each replica."""
+        return self._state.replicas.local_results(self._updating)
 
     def left_unchanged(self) -> bool:
         """Return whether a call that has just failed left the state of before, as it did if no
         replica has begun to update: another worker was lost, or there was too little memory.
         """
-        begun = self._state.replicas.local_results(self._updating)
-        return all(int(step.numpy()) <= self._controls.steps_done for step in begun)
+        return all(int(step.numpy()) <= self._controls.steps_done for step in self._begun)
 
     def _concrete(self, function, batches: Sequence[Batch]):
         """Return the concrete function for such microbatches."""
@@ -162,9 +167,8 @@ class Step:
             shapes = tuple(spec.shape for spec in tf.nest.flatten(specs))
         key = function, shapes
         if key not in self._traced:
-            losses = [tf.TensorSpec(zeros.shape, zeros.dtype) for zeros in self._no_losses]
             controls = [CONTROLS_SPEC] if function is self._finish else []
-            self._traced[key] = function.get_concrete_function(specs, losses, *controls)
+            self._traced[key] = function.get_concrete_function(specs, *controls)
         return self._traced[key]
 
     def functions(self, batches: Sequence[Batch]) -> list:
@@ -183,10 +187,7 @@ class Step:
         Waits for the device. With a scaled loss, SKIPPED counts the skipped updates of this
         process.
         """
-        names = [*self.loss_names, "loss", "gradient_norm"]
-        if is_scaled(self._state.optimizer):
-            names.append(SKIPPED)
-        return dict(zip(names, outcome.numpy()[:-1].tolist(), strict=True))
+        return dict(zip(self._outcome_names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod
     def stop_requested(outcome: tf.Tensor) -> bool:
@@ -205,21 +206,19 @@ class Step:
         """How often the step was traced."""
         return self._finish.experimental_get_tracing_count()
 
-    def _add_microbatch(self, batches, losses_so_far):
-        """On all replicas: add the gradients of a microbatch; return the losses so far of each."""
+    def _add_microbatch(self, batches):
+        """On all replicas: add the losses and gradients of a microbatch."""
         replicas = self._state.replicas
-        arguments = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        results = replicas.strategy.run(self._accumulate_on_replica, arguments)
-        return list(replicas.local_results(results))
+        replicas.strategy.run(self._accumulate_on_replica, (replicas.per_replica(batches),))
 
-    def _take_last_microbatch(self, batches, losses_so_far, controls):
-        """On all replicas: update the weights; return the outcome and the steps done."""
+    def _take_last_microbatch(self, batches, controls):
+        """On all replicas: update the weights, and the outcome."""
         state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
         learning_rate = tf.gather(controls["learning_rate"], steps_done % TABLE_STEPS)
         ema_decay = tf.gather(controls["ema_decay"], steps_done % TABLE_STEPS)
         unscaled(state.optimizer).learning_rate = learning_rate
-        local = replicas.per_replica(batches), replicas.per_replica(losses_so_far)
-        arguments = (*local, steps_done, controls["stop"], controls["measures_idle"])
+        local = replicas.per_replica(batches)
+        arguments = local, steps_done, controls["stop"], controls["measures_idle"]
         results = replicas.strategy.run(self._finish_on_replica, arguments)
         results = [replicas.local_results(result) for result in results]
         if self._idle_s is not None:
@@ -244,7 +243,7 @@ class Step:
             outcome = tf.concat([outcome[:-1], [tf.cast(total, tf.float32)], outcome[-1:]], axis=0)
         first_bad = ~is_finite & (state.bad_step == 0)
         state.bad_step.assign(tf.where(first_bad, steps_done + 1, state.bad_step))
-        return outcome, steps_done + 1
+        self._outcome.assign(outcome)
 
     def _gradients(self, batch):
         """On one replica: return the losses, float32 [L], and gradients of their (scaled) total."""
@@ -262,20 +261,18 @@ class Step:
             tf.ensure_shape(gradient, variable.shape)
             for gradient, variable in zip(gradients, self._variables, strict=True)
         ]
-        return losses, gradients
+        return [losses, *gradients]
 
     def _total(self, losses):
         """Return what is minimised, the sum of the losses that are not only observed."""
         return tf.reduce_sum(losses * self._loss_weights)
 
-    def _accumulate_on_replica(self, batch, losses_so_far):
-        """On one replica: add the gradients of a batch; return the losses so far."""
-        losses, gradients = self._gradients(batch)
-        for total, gradient in zip(self._sums, gradients, strict=True):
-            total.assign_add(gradient)
-        return losses_so_far + losses
+    def _accumulate_on_replica(self, batch):
+        """On one replica: add the losses and gradients of a batch."""
+        for total, value in zip(self._sums, self._gradients(batch), strict=True):
+            total.assign_add(value)
 
-    def _finish_on_replica(self, batch, losses_so_far, steps_done, stop, measures_idle):
+    def _finish_on_replica(self, batch, steps_done, stop, measures_idle):
         """On one replica: update the weights; return the outcome, and whether it is finite.
 
         With a scaled loss, also return whether the update was skipped, as int64; with
@@ -283,12 +280,10 @@ class Step:
         measure it.
         """
         optimizer, replicas = self._state.optimizer, self._state.replicas
-        losses, gradients = self._gradients(batch)
-        losses += losses_so_far
+        losses, *gradients = self._gradients(batch)
         if self._sums:
-            gradients = [
-                total + gradient for total, gradient in zip(self._sums, gradients, strict=True)
-            ]
+            pairs = zip(self._sums, (losses, *gradients), strict=True)
+            losses, *gradients = (total + value for total, value in pairs)
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
         measured = []

@@ -84,10 +84,7 @@ class Recorded:
                     for mel, length in zip(batch["mel"].numpy(), frames, strict=True):
                         assert np.isfinite(mel[:length]).all()
             outcome = call(step, taken, number, rates, stop)
-            self.tensors = [
-                batch | {"no losses": losses}
-                for batch, losses in zip(taken[-1], step._no_losses, strict=True)
-            ]
+            self.tensors = [dict(batch) for batch in taken[-1]]
             controls = step._controls.of_step(number + 1, rates, stop)
             self.tensors[0] |= controls | {"outcome": outcome}
             return outcome

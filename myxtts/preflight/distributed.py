@@ -61,9 +61,7 @@ def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
         factors = tf.range(1.0, replicas + 1.0)
         total = _all_reduce_sum(strategy, lambda replica: numbers * factors[replica])
         sum_error = tf.reduce_max(tf.abs(total - numbers * tf.reduce_sum(factors)))
-        times_s = {
-            size: time_all_reduce(strategy, [[size // 4]], n) for size, n in REPETITIONS.items()
-        }
+        times_s = {size: time_all_reduce(strategy, size // 4, n) for size, n in REPETITIONS.items()}
         difference, largest_update = _train_both_ways(strategy)
         differences = _all_reduce_sum(
             strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0)

@@ -335,29 +335,25 @@ def measure_all_reduce(run: ProfiledRun) -> float:
     parts of one all-reduce.
     """
     routes = tuple(Route(model, model) for model in (run.route.data, run.route.model))
-    shapes = [variable.shape for variable in run.setup.state.trained]
-    return time_all_reduce(make_replicas(routes).strategy, shapes, ALL_REDUCES)
+    size = sum(variable.shape.num_elements() for variable in run.setup.state.trained)
+    return time_all_reduce(make_replicas(routes).strategy, size, ALL_REDUCES)
 
 
-def time_all_reduce(
-    strategy: tf.distribute.Strategy, shapes: Sequence[Sequence[int]], repetitions: int
-) -> float:
-    """Return the median seconds in which replicas sum float32 tensors of these shapes, until the
-    sums can be read.
-    """
+def time_all_reduce(strategy: tf.distribute.Strategy, size: int, repetitions: int) -> float:
+    """Return the median seconds in which replicas sum float32 [size], until it can be read."""
     with strategy.scope():
         # A variable of the strategy is on the device of each replica.
-        tensors = [tf.Variable(tf.ones(shape)) for shape in shapes]
+        tensor = tf.Variable(tf.ones([size]))
 
     @tf.function(autograph=False)
     def all_reduce_once():
         context = tf.distribute.get_replica_context
-        return strategy.run(lambda: context().all_reduce("SUM", [v.read_value() for v in tensors]))
+        return strategy.run(lambda: context().all_reduce("SUM", tensor.read_value()))
 
     times_s = []
     for _ in range(UNTIMED + repetitions):
         started_s = time.perf_counter()
-        for copy in strategy.experimental_local_results(all_reduce_once()[-1]):
+        for copy in strategy.experimental_local_results(all_reduce_once()):
             devices.synchronize(copy)
         times_s.append(time.perf_counter() - started_s)
     return float(np.median(times_s[UNTIMED:]))

@@ -80,6 +80,15 @@ class DealTest(unittest.TestCase):
         self.assertTrue(self.take(1, speeds=(0.5, 1.0), ends_epoch=True).is_redealt)
         self.assertEqual(self.plan.batch_sizes.tolist(), [[11, 21]])
 
+    def test_a_device_that_becomes_slower_within_a_measurement_is_measured_again(self):
+        self.take(DEAL_STEP)
+        self.take(DEAL_STEP - MEASURED_STEPS // 2)
+        end = self.take(MEASURED_STEPS // 2 + 1, speeds=(0.5, 1.0), ends_epoch=True)
+        self.assertTrue(end.is_redealt)
+        self.assertEqual(self.plan.batch_sizes.tolist(), [[14, 18]])
+        self.assertTrue(self.take(DEAL_STEP, speeds=(0.5, 1.0)).is_redealt)
+        self.assertEqual(self.plan.batch_sizes.tolist(), [[11, 21]])
+
     def test_what_depends_on_no_row_is_corrected_by_further_deals_at_the_start(self):
         # 10 rows' worth of fixed time on the slow device.
         for _ in range(4):

@@ -19,8 +19,9 @@ from myxtts.training.step import IDLE_STEPS, Step
 # Since the start or the deal before, while caches and feeds fill.
 WARM_UP_STEPS = 8
 MEASURED_STEPS = 10 * IDLE_STEPS
-# What does not depend on the rows, such as launching, spoils the first measurements.
-FIRST_DEALS = 4
+# At a time: what does not depend on the rows, such as launching, spoils the first measurements, and
+# a device may have changed its speed within them.
+MOST_DEALS = 4
 # Fraction of a step for which a replica waits for the slowest.
 STARVED = 0.05
 # Of the memory of a GPU: the longest batches may not have come yet.
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class DealShares:
-    """Deals the rows anew where a replica is starved: up to FIRST_DEALS times at the start of a
-    run, each after as many steps, and at the end of each epoch.
+    """Deals the rows anew where a replica is starved: up to MOST_DEALS times at the start of a run,
+    each after as many steps, and as often from the end of an epoch on.
 
     All replicas step together, so each works for the time of a step without its wait. The shares in
     force divided by these times are the shares with which all would work equally long, but for what
@@ -53,7 +54,7 @@ class DealShares:
         self._step, self._clock, self._pipeline, self._feed = step, clock, pipeline, feed
         self._setup, self._plan = setup, setup.corpora.training.plan
         self._since = setup.state.step
-        self._first_deals = FIRST_DEALS
+        self._deals_left = MOST_DEALS
         self._before: np.ndarray | None = None
         self.bound_s: float | None = None
 
@@ -62,10 +63,10 @@ class DealShares:
         if self._before is None:
             # Later in the epoch, its end would come too soon, and the next one in an epoch.
             begin = max(self._plan.steps_per_epoch - MEASURED_STEPS, 0)
-            return steps >= WARM_UP_STEPS and (self._first_deals > 0 or next_step == begin)
+            return steps >= WARM_UP_STEPS and (self._deals_left > 0 or next_step == begin)
         if steps < MEASURED_STEPS or end.is_last:
             return False
-        return self._first_deals > 0 or not next_step
+        return self._deals_left > 0 or not next_step
 
     def __call__(self, end: StepEnd) -> None:
         now = np.array([self._clock.total().busy_s, *self._step.idle_s()])
@@ -80,11 +81,11 @@ class DealShares:
         idle = np.minimum(IDLE_STEPS * (np.array(idle_s) - min(idle_s)) / busy_s, 0.99)
         dealt = self._plan.batch_sizes.sum(axis=0)
         self.bound_s = busy_s / steps * dealt.sum() / (dealt / (1.0 - idle)).sum()
-        self._first_deals -= 1
+        self._deals_left = (self._deals_left or MOST_DEALS) - 1
         if idle.max() > STARVED:
             self._deal(end, idle)
         else:
-            self._first_deals = 0
+            self._deals_left = 0
 
     def _deal(self, end: StepEnd, idle: np.ndarray) -> None:
         """Deal the rows by the fraction of a step for which each replica is idle."""
@@ -98,7 +99,7 @@ class DealShares:
         plan.deal(np.round(shares / shares.sum(), 4).tolist())
         if np.array_equal(plan.batch_sizes, sizes):
             # Whole rows or memory allow no better ones.
-            self._first_deals = 0
+            self._deals_left = 0
             plan.deal(state.batch_shares)
             return
         waiting = int(idle.argmax())

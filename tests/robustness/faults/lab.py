@@ -22,10 +22,11 @@ LIMIT_S = 240.0  # of one program; an undisturbed run takes seconds
 # In a line of metrics.jsonl: what differs between two equal runs.
 TIMES = {*Interval().metrics(), "remaining_s"}
 SMALLEST = (
-    "--text-frontend characters --model-size tiny --batch-size 4 --buckets 2 --validation-fraction"
-    " 0.07 --simulate-gpus 2 --data-gpu 0 --model-gpu 1 --num-workers 1 --buffer-size 1"
-    f" --prefetch-buffer-size 1 --model-start-delay 0 --max-steps {STEPS} --warmup-steps 2"
-    f" --log-every 1 --checkpoint-every {CHECKPOINT_EVERY} --validate-every 0 --sample-every 0"
+    "--text-frontend characters --model-size tiny --batch-size 2 --buckets 2 --validation-fraction"
+    " 0.07 --simulate-gpus 2 --data-gpu 0 --model-gpus 0 1 --batch-shares 1 3 --num-workers 1"
+    f" --buffer-size 1 --prefetch-buffer-size 1 --model-start-delay 0 --max-steps {STEPS}"
+    f" --warmup-steps 2 --log-every 1 --checkpoint-every {CHECKPOINT_EVERY} --validate-every 0"
+    " --sample-every 0"
 ).split()
 
 

@@ -45,7 +45,7 @@ from tests.robustness.virtual_times import COSTS, FLAGS, FLAGS_OF  # noqa: E402
 
 SETS = ("1 1", "1 0.7", "1 0.5", "1 0.3", "1 0.5 0.25")
 CHANNELS = {"tts": 576, "asr": 384, "vocoder": 96}
-STEPS = 3, 7
+STEPS = 3, 11
 SLOWEST, SLOWEST_SIMPLE = 0.9, 0.6
 SECONDS = tuple(1.2 + 0.1 * i for i in range(13))
 

@@ -24,8 +24,9 @@ def pulse_train(f0_hz, pulse_phasor):
     everywhere, the phase is 0 at the start.
     """
     hz, phase = _integrated(f0_hz)
-    correction = _upsampled(_rotated(pulse_phasor, -_at_centres(phase)))
-    phase += tf.atan2(correction[:, :, 1], correction[:, :, 0] + 1e-6) / (2.0 * np.pi)
+    phasor = _rotated(pulse_phasor, -_at_centres(phase))
+    real, imaginary = map(_upsampled, tf.unstack(phasor, axis=2))
+    phase += tf.atan2(imaginary, real + 1e-6) / (2.0 * np.pi)
     half = np.pi * (phase - tf.round(phase))
     harmonics = tf.floor(0.5 * SAMPLE_RATE_HZ / hz)
     order = 2.0 * harmonics + 1.0
@@ -74,7 +75,7 @@ def pulse_phasor(wave, f0_hz):
 
 def _integrated(f0_hz):
     """Return F0 of each sample, and its phase in cycles [0, 1]: [B, T] -> two of [B, T * 256]."""
-    hz = _upsampled(f0_hz[:, :, None])[:, :, 0]
+    hz = _upsampled(f0_hz)
     phase = tf.cumsum(tf.cast(hz, tf.float64) / SAMPLE_RATE_HZ, axis=1)
     return hz, tf.cast(phase - tf.floor(phase), tf.float32)
 
@@ -91,12 +92,13 @@ def _rotated(phasor, cycles):
 
 
 def _upsampled(frames):
-    """Interpolate between the centres of frames: [B, T, N] -> [B, T * 256, N]."""
-    ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)
-    before, at, after = ends[:, :-2, None], frames[:, :, None], ends[:, 2:, None]
-    distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)[:, None]
-    values = at + tf.where(distance < 0.0, at - before, after - at) * distance
-    return tf.reshape(values, [tf.shape(frames)[0], -1, frames.shape[2]])
+    """Interpolate between the centres of frames: [B, T] -> [B, T * 256]."""
+    ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)[:, :, None]
+    before, at, after = ends[:, :-2], ends[:, 1:-1], ends[:, 2:]
+    distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)
+    first, second = np.split(distance, 2)
+    change = tf.concat([(at - before) * first, (after - at) * second], axis=2)
+    return tf.reshape(at + change, [tf.shape(frames)[0], -1])
 
 
 def _running_maximum(values):

@@ -1,8 +1,8 @@
 """TensorFlow functions in place of operations that ONNX and LiteRT lack, or are slow at.
 
 - A complex tensor is a pair of real ones.
-- A real Fourier transform of N = n1 · n2 samples is two products of matrices with twiddle factors
-  between them (Cooley & Tukey 1965), an eighth of the multiplications of one matrix.
+- A real Fourier transform of N = n1 · n2 samples is two products of matrices, the second with the
+  twiddle factors (Cooley & Tukey 1965): an eighth of the multiplications of one matrix.
 - Normal noise is TensorFlow's own, by Philox (Salmon et al. 2011) in integers.
 """
 
@@ -40,62 +40,58 @@ def complex_quotient(a: Complex, b: Complex) -> Complex:
 
 @cache
 def _transform(samples: int) -> tuple[np.ndarray, ...]:
-    """Return the factors of a real transform of n1 · n2 samples, n2 ≥ n1.
+    """Return the factors of a real transform of n1 · n2 samples, n2 ≥ n1, float32.
 
-    With k = k1 + n1 · k2 and n = n2 · a + b: the cosines and sines over a, float32 [2 · n1, n1];
-    the twiddle factors, real and imaginary, [n1, n2]; and the complex product over b as one of real
-    numbers, [2 · n2, 2 · (n2 / 2 + 1)].
+    With k = k1 + n1 · k2 and n = n2 · a + b: the cosines and sines over a, [2 · n1, n1]; the
+    complex product over b for each k1 and half of k2 as one of real numbers, [n1, 2 · n2, n2]; and
+    that of the inverse, [n1, n2, 2 · n2]. The last bin, which is real as the first is, has the
+    place of the first one's imaginary part.
     """
     n1 = 1 << (samples.bit_length() - 1) // 2
     n2 = samples // n1
 
-    def turns(rows, columns, length):
-        return np.exp(-2j * np.pi * np.outer(np.arange(rows), np.arange(columns)) / length)
-
-    first, twiddle, second = turns(n1, n1, n1), turns(n1, n2, samples), turns(n2, n2 // 2 + 1, n2)
-    blocks = np.block([[second.real, second.imag], [-second.imag, second.real]])
-    parts = np.concatenate([first.real, first.imag]), twiddle.real, twiddle.imag, blocks
+    first = np.exp(-2j * np.pi * np.outer(np.arange(n1), np.arange(n1)) / n1)
+    bins = np.arange(n1)[:, None, None] + n1 * np.arange(n2 // 2)
+    second = np.exp(-2j * np.pi * np.arange(n2)[:, None] * bins / samples)
+    forward = np.block([[second.real, second.imag], [-second.imag, second.real]])
+    forward[0, :, n2 // 2] = [*((-1.0) ** np.arange(n2)), *np.zeros(n2)]
+    inverse = forward.swapaxes(1, 2) * (2.0 / samples)  # conjugated bins are those twice
+    inverse[0, [0, n2 // 2]] /= 2.0
+    parts = np.stack([first.real, first.imag], axis=1).reshape(-1, n1), forward, inverse
     return tuple(part.astype(np.float32) for part in parts)
 
 
 def real_transform(frames) -> Complex:
     """Compute `tf.signal.rfft`: float32 [B, T, N] -> [B, T, N / 2 + 1]."""
     samples = int(frames.shape[-1])
-    first, cosine, sine, second = _transform(samples)
-    n1, n2 = cosine.shape
-    outer = tf.shape(frames)[:2]
-    by_rows = tf.matmul(first, tf.reshape(frames, [-1, n1, n2]))  # over a
-    real, imag = by_rows[:, :n1], by_rows[:, n1:]
-    turned = tf.concat([real * cosine - imag * sine, real * sine + imag * cosine], axis=2)
-    spectrum = tf.reshape(tf.matmul(turned, second), [-1, n1, 2, n2 // 2 + 1])
-    by_bin = tf.reshape(tf.transpose(spectrum, [0, 2, 3, 1]), [-1, 2, n1 * (n2 // 2 + 1)])
-    bins = samples // 2 + 1
-    shape = tf.concat([outer, [bins]], axis=0)
-    parts = [tf.reshape(by_bin[:, part, :bins], shape) for part in (0, 1)]
-    for part in parts:
-        part.set_shape([*frames.shape[:-1], bins])
-    return Complex(*parts)
+    first, second, _ = _transform(samples)
+    n1, n2 = len(second), second.shape[2]
+    rows = tf.matmul(first, tf.reshape(frames, [-1, n1, n2]))  # over a
+    by_k1 = tf.matmul(tf.transpose(tf.reshape(rows, [-1, n1, 2 * n2]), [1, 0, 2]), second)
+    shape = tf.concat([tf.shape(frames)[:2], [samples // 2]], axis=0)
+    # Each part alone, since runtimes move a single axis fast.
+    parts = (tf.transpose(part, [1, 2, 0]) for part in tf.split(by_k1, 2, axis=2))
+    real, imag = (tf.reshape(part, shape) for part in parts)
+    last, imag = imag[:, :, :1], tf.pad(imag[:, :, 1:], [[0, 0], [0, 0], [1, 1]])
+    spectrum = Complex(tf.concat([real, last], axis=2), imag)
+    for part in spectrum:
+        part.set_shape([*frames.shape[:-1], samples // 2 + 1])
+    return spectrum
 
 
 def inverse_real_transform(spectrum: Complex):
     """Compute `tf.signal.irfft`: [B, T, N / 2 + 1] -> float32 [B, T, N]. The transposed product."""
-    bins = int(spectrum.real.shape[-1])
-    samples = 2 * (bins - 1)
-    first, cosine, sine, second = _transform(samples)
-    n1, n2 = cosine.shape
-    outer = tf.shape(spectrum.real)[:2]
-    weight = np.full(bins, 2.0 / samples, np.float32)  # conjugated bins are those twice
-    weight[[0, -1]] = 1.0 / samples
-    padding = [[0, 0], [0, n1 * (n2 // 2 + 1) - bins]]
-    parts = [tf.pad(tf.reshape(x, [-1, bins]) * weight, padding) for x in spectrum]
-    by_bin = tf.reshape(tf.stack(parts, axis=1), [-1, 2, n2 // 2 + 1, n1])
-    rows = tf.reshape(tf.transpose(by_bin, [0, 3, 1, 2]), [-1, n1, 2 * (n2 // 2 + 1)])
-    turned = tf.matmul(rows, second, transpose_b=True)
-    real, imag = turned[:, :, :n2], turned[:, :, n2:]
-    parts = [real * cosine + imag * sine, imag * cosine - real * sine]
-    frames = tf.matmul(first, tf.concat(parts, axis=1), transpose_a=True)
-    result = tf.reshape(frames, tf.concat([outer, [samples]], axis=0))
-    result.set_shape([*spectrum.real.shape[:-1], samples])
+    real, imag = spectrum
+    samples = 2 * (int(real.shape[-1]) - 1)
+    first, _, second = _transform(samples)
+    n1, n2 = len(second), second.shape[1]
+    imag = tf.concat([real[:, :, -1:], imag[:, :, 1:-1]], axis=2)
+    parts = (tf.reshape(part, [-1, n2 // 2, n1]) for part in (real[:, :, :-1], imag))
+    by_k1 = tf.concat([tf.transpose(part, [2, 0, 1]) for part in parts], axis=2)
+    rows = tf.reshape(tf.transpose(tf.matmul(by_k1, second), [1, 0, 2]), [-1, 2 * n1, n2])
+    frames = tf.matmul(first, rows, transpose_a=True)
+    result = tf.reshape(frames, tf.concat([tf.shape(real)[:2], [samples]], axis=0))
+    result.set_shape([*real.shape[:-1], samples])
     return result
 
 

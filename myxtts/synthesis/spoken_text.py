@@ -111,10 +111,10 @@ def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    # Optimisation makes no sentence faster, and takes up to a second.
+    # Optimisation makes a sentence 2 % faster, and takes half a second.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # Else memory grows with each new length of a text.
-    options.enable_mem_pattern = options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, inputs)[0]
 

@@ -24,7 +24,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 SECONDS = tuple(0.6 + 0.1 * i for i in range(13))
-STEPS = 6
+STEPS = 30
 FULL_S = 600.0
 FLAGS = "--data-gpu 0 --model-gpu 1 --batch-size 4 --buckets 2 --validation-fraction 0.25"
 FLAGS += " --validate-every 3 --sample-every 0"

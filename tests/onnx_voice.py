@@ -24,6 +24,7 @@ from tests.tiny import ONE_BLOCK, build_model, save_checkpoint, small_models, tr
 
 SCALES = {"default": spoken_text.SCALES, "quiet": (0.0, 1.3, 0.0)}
 SPEAKERS = {"low": 110.0, "high": 220.0}
+F0_BIN = 15  # 86.3 Hz, 1.002 cycles in a frame
 
 
 def write_runs(folder: Path, symbols: Sequence[str], languages: Sequence[str]) -> list[str]:
@@ -48,9 +49,11 @@ def _write(folder: Path, network, **record) -> None:
     random = np.random.default_rng(0)
     for average in state.averages:
         average.assign_add(random.normal(0.0, 0.05, average.shape))
-        # One likeliest bin of F0: random ones are nearly equal, and rounding would choose.
+        # One likeliest bin of F0, with a whole number of cycles in a frame, and one phase: random
+        # ones are nearly equal, or cancel each other, and rounding would choose.
         if average.shape == [PITCH_BINS + 3]:
-            average.assign_add(20.0 * np.eye(1, PITCH_BINS + 3, 40)[0])
+            average.assign_add(20.0 * np.eye(1, PITCH_BINS + 3, F0_BIN)[0])
+            average.assign_add(3.0 * np.eye(1, PITCH_BINS + 3, PITCH_BINS + 1)[0])
     save_checkpoint(folder, make_record(**record), state)
 
 

@@ -22,16 +22,15 @@ from myxtts.synthesis.portable_graph import (
 
 OPSET, IR_VERSION = 18, 8  # the first with bitwise operations
 MAX_INT64 = np.iinfo(np.int64).max
-MAX_INT32 = np.iinfo(np.int32).max
 
 _SAME = {
     **{name: name for name in "Sub Mul Neg Exp Log Sqrt Sin Cos Abs Floor Round".split()},
     **{name: name for name in "Tanh Erf Atan Softplus Pow Less Greater Equal Relu Softmax".split()},
     **{name: name for name in "BitwiseXor BitwiseAnd Reshape Tile Range Identity Shape".split()},
-    **{"AddV2": "Add", "BiasAdd": "Add", "AddN": "Sum", "RealDiv": "Div", "Maximum": "Max"},
+    **{"AddV2": "Add", "BiasAdd": "Add", "AddN": "Sum", "RealDiv": "Div", "GatherNd": "GatherND"},
+    **{"Maximum": "Max", "Minimum": "Min", "FloorMod": "Mod"},
     **{"LessEqual": "LessOrEqual", "GreaterEqual": "GreaterOrEqual", "LogicalAnd": "And"},
     **{"LogicalOr": "Or", "LogicalNot": "Not", "SelectV2": "Where", "BroadcastTo": "Expand"},
-    **{"GatherNd": "GatherND", "FloorMod": "Mod"},
 }
 _REPLACED: dict[str, Callable] = {
     **REPLACED,
@@ -261,12 +260,6 @@ class _Builder:
         index = self.add("Unsqueeze", index, self.constant([-1]))
         return self.add("GatherND", x, index, batch_dims=batch)
 
-    def smaller(self, operation: tf.Operation, a: str, b: str) -> str:
-        # `layers.Dense` hides equal shapes so.
-        if self.is_constant(b) and self.value(b).size == 1 and self.value(b) == MAX_INT32:
-            return a
-        return self.add("Min", a, b)
-
 
 def _split(b: _Builder, operation: tf.Operation, axis: str, x: str) -> list[str]:
     index = int(b.value(axis))
@@ -281,7 +274,6 @@ _OTHER: dict[str, Callable] = {
     "BatchMatMulV2": _Builder.product,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _Builder.pad),
     "GatherV2": _Builder.gather,
-    "Minimum": _Builder.smaller,
     "Cumsum": lambda b, operation, x, axis: b.add(
         "CumSum", x, axis, **{k: int(operation.get_attr(k)) for k in ("exclusive", "reverse")}
     ),

@@ -208,7 +208,7 @@ def measure_throughput(scope: Scope, length: Length, case: Case) -> None:
     case.period_s = float(np.mean([report["step_s"] for report in reports]))
     case.wait = float(np.mean([report["wait_s"] for report in reports])) / case.period_s
     # A CPU needs no deterministic kernels, so the weights of this run can be compared.
-    if scope.simulated:
+    if not scope.is_real:
         case.checkpoint = checkpoint_of(scope.out / "runs" / name / "checkpoints", length.steps)
 
 
@@ -384,7 +384,7 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
             (name, f"{value:.1e}" if value else "equal bit for bit")
             for name, value in found.differences.items()
         ]
-        deterministic = "" if scope.simulated else " with `--deterministic`"
+        deterministic = " with `--deterministic`" if scope.is_real else ""
         lines.append(
             f"Weights{deterministic} after {length.equal_steps} steps, compared with those of the"
             " first placement:"

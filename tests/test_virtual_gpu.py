@@ -70,7 +70,7 @@ FULL = {
         (4096, SYSTEM_MIB + 8, 4096, 4096),
         r"at step 3, with a batch of 4 utterances of up to 20\.0 s.*: " + DOES_NOT_FIT.format(0),
     ),
-    "data_full": ((4096, 4096, 4096, SYSTEM_MIB + 40), ": " + DOES_NOT_FIT.format(1)),
+    "data_full": ((4096, 4096, 4096, SYSTEM_MIB + 20), ": " + DOES_NOT_FIT.format(1)),
     "observer_full": (
         (4096, 4096, 4096, SYSTEM_MIB + 24),
         "on /GPU:1: " + DOES_NOT_FIT.format(1) + r"\. Resume with another --observer",
@@ -89,15 +89,18 @@ class VirtualGpuTest(unittest.TestCase):
         cls.stats, cls.trace = folder / "stats", folder / "trace"
         write_corpus(cls.workspace.folder / "long", SECONDS)
         counted = {"chaos": 1, "stats": str(cls.stats), "trace": str(cls.trace)}
-        programs = {
+        full = {
+            name: Program(TRAIN_TOY, cls.argv_of_long(name), {"memory_mib": memory_mib})
+            for name, (memory_mib, _) in FULL.items()
+        }
+        programs = full | {
+            "virtual": Program(TRAIN_TOY, cls.argv("virtual", *DUAL), counted),
             "checks": Program(CHECKS, settings={"memory_mib": (4096, 4096, 4096, 600)}),
             "numerics": Program(NUMERICS, settings={"tf32": True}),
-            "read by host": Program(READ_BY_HOST),
-            "out of range": Program(OUT_OF_RANGE),
-            "virtual": Program(TRAIN_TOY, cls.argv("virtual", *DUAL), counted),
+            # Which take all memory when they start.
+            "read by host": Program(READ_BY_HOST, settings={"memory_mib": 400}),
+            "out of range": Program(OUT_OF_RANGE, settings={"memory_mib": 400}),
         }
-        for name, (memory_mib, _) in FULL.items():
-            programs[name] = Program(TRAIN_TOY, cls.argv_of_long(name), {"memory_mib": memory_mib})
         forks = Forks(folder, programs, GPUS)
         # Meanwhile, what one of them is compared with.
         code = cls.workspace.train("simulated", *DUAL).code

@@ -4,7 +4,8 @@
 
 FOLDER has `programs.json`: the code and the arguments of each program by its name, and its settings
 of the plug-in. Each program leaves `NAME.out`, `NAME.err` and `NAME.code`. They run at the same
-time: one that is out of memory waits ten seconds for memory, and computes nothing meanwhile.
+time, the first ones before the others: one that is out of memory waits ten seconds for memory, and
+computes nothing meanwhile.
 """
 
 import importlib
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from tests.virtual_gpu import variables
 
-IMPORTS = ("tensorflow", "myxtts.train", "fakes.toy", "fakes.threads", "unittest.mock")
+IMPORTS = ("tensorflow", "librosa.filters", "myxtts.train", "fakes.toy", "fakes.threads")
 
 
 class Program(NamedTuple):
@@ -65,9 +66,10 @@ def main() -> int:
     for name in IMPORTS:
         importlib.import_module(name)
     forks = {}
-    for name, program in programs.items():
+    for place, (name, program) in enumerate(programs.items()):
         fork = os.fork()
         if not fork:
+            os.nice(place)
             return run(folder, name, Program(*program))
         forks[fork] = name
     for _ in programs:

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent
 PREFIX = "VIRTUAL_GPU_"
 # As `tf.sysconfig.get_compile_flags()` has them, whose import takes seconds. -w: TensorFlow's
 # headers have thousands of warnings.
-FLAGS = "-std=c++17 -O1 -fPIC -w -D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
+FLAGS = "-std=c++17 -O2 -fPIC -w -D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
 
 
 class Unavailable(Exception):

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <cwchar>
 #include <map>
 #include <random>
 #include <sstream>
@@ -209,7 +210,7 @@ HostAccess::~HostAccess() {
 }
 
 void Poison(void* stream_address, size_t bytes) {
-  std::fill_n(static_cast<uint64_t*>(stream_address), (bytes + 7) / 8, 0x7fff7fff7fff7fff);
+  wmemset(static_cast<wchar_t*>(stream_address), 0x7fff7fff, (bytes + 3) / 4);
 }
 
 bool PoisonsMemory() {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -326,7 +325,7 @@ class Kernel : public OpKernel {
     }
     Stream* stream = StreamOf(context);
     OP_REQUIRES(context, stream, errors::Internal("virtual GPU: no stream for ", name()));
-    if (PoisonsMemory()) {
+    if (PoisonsMemory() && !poisons_.exchange(true)) {
       PoisonFreedMemory(static_cast<DeviceBase*>(context->device())->GetAllocator({}), stream);
     }
     if (path_ == Path::kAssign) {
@@ -375,13 +374,14 @@ class Kernel : public OpKernel {
 
   std::vector<Tensor> InputsOnStream(OpKernelContext* context) const {
     std::vector<Tensor> inputs;
+    inputs.reserve(num_inputs());
     for (int i = 0; i < num_inputs(); ++i)
       inputs.push_back(IsOnHost(i) ? context->input(i) : OnStream(context->input(i)));
     return inputs;
   }
 
   bool Launched(OpKernelContext* context, Stream* stream) {
-    std::optional<Shapes> shapes = InferOnce(context);
+    std::shared_ptr<const Shapes> shapes = InferOnce(context);
     if (!shapes) return false;
     auto call = std::make_unique<Call>(Call{shared_, InputsOnStream(context), {}, stream});
     double bytes = 0;
@@ -410,7 +410,7 @@ class Kernel : public OpKernel {
   }
 
   // Shapes of outputs depend on those of inputs and on values in host memory, mostly small.
-  std::optional<Shapes> InferOnce(OpKernelContext* context) {
+  std::shared_ptr<const Shapes> InferOnce(OpKernelContext* context) {
     constexpr size_t kMostBytes = 1024, kMostEntries = 256;
     std::string key;
     for (int i = 0; i < num_inputs(); ++i) {
@@ -429,7 +429,7 @@ class Kernel : public OpKernel {
   }
 
   // Where inputs are wrong, there are no shapes; the CPU's kernel then says what is wrong.
-  std::optional<Shapes> Infer(OpKernelContext* context) {
+  std::shared_ptr<const Shapes> Infer(OpKernelContext* context) {
     std::vector<PartialTensorShape> inputs;
     std::vector<const Tensor*> constants;
     for (int i = 0; i < num_inputs(); ++i) {
@@ -438,14 +438,14 @@ class Kernel : public OpKernel {
     }
     shape_inference::InferenceContext inference(graph_version_, AttrSlice(def()),
                                                 registration_->op_def, inputs, constants, {}, {});
-    if (!inference.construction_status().ok()) return std::nullopt;
-    if (!inference.Run(registration_->shape_inference_fn).ok()) return std::nullopt;
-    Shapes shapes(num_outputs());
+    if (!inference.construction_status().ok()) return nullptr;
+    if (!inference.Run(registration_->shape_inference_fn).ok()) return nullptr;
+    auto shapes = std::make_shared<Shapes>(num_outputs());
     for (int i = 0; i < num_outputs(); ++i) {
       auto output = inference.output(i);
-      if (!inference.FullyDefined(output)) return std::nullopt;
+      if (!inference.FullyDefined(output)) return nullptr;
       for (int j = 0; j < inference.Rank(output); ++j)
-        shapes[i].AddDim(inference.Value(inference.Dim(output, j)));
+        (*shapes)[i].AddDim(inference.Value(inference.Dim(output, j)));
     }
     return shapes;
   }
@@ -480,9 +480,10 @@ class Kernel : public OpKernel {
   const Path path_;
   const std::vector<int> reusable_;
   bool validates_shape_ = false;
+  std::atomic<bool> poisons_{false};
   std::shared_ptr<Shared> shared_;
   std::mutex cache_mutex_;
-  std::unordered_map<std::string, std::optional<Shapes>> cache_;
+  std::unordered_map<std::string, std::shared_ptr<const Shapes>> cache_;
 };
 
 // -------------------------------------------------------------------------------- registration

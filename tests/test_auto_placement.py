@@ -175,13 +175,12 @@ class ChoosePlacementTest(unittest.TestCase):
         # GPU 1 trains and makes batches at half the speed of GPU 0.
         profiles = profile(1, 8, 0, 200), profile(1, 16, 0, 100)
         with self.assertLogs("myxtts", "INFO") as logged:
-            chosen = self.chosen_on_gpus(*profiles)
+            chosen = self.chosen_on_gpus(*profiles, batch_size=64)
         self.assertEqual(chosen.placement, PlacementConfig(model_gpus=(0, 1)))
-        self.assertEqual(chosen.data.batch_shares, (21.0, 11.0))
+        self.assertEqual(chosen.data.batch_shares, (85.0, 43.0))
         self.assertIn("what all GPUs would do if none ever waited", "\n".join(logged.output))
-        self.assertEqual(
-            self.chosen_on_gpus(*profiles, batch_shares="auto").data.batch_shares, "auto"
-        )
+        chosen = self.chosen_on_gpus(*profiles, batch_shares="auto")
+        self.assertEqual(chosen.data.batch_shares, "auto")
 
     def test_gpus_that_differ_by_chance_share_equally(self):
         chosen = self.chosen_on_gpus(profile(1, 8, 0, 100), profile(1, 8, 0, 103))

@@ -157,7 +157,7 @@ def simulate(
     of a step from all feeds and queues the previous step, which hands them over: their transfer
     begins when that step begins, and the host goes on when it is done. A data device copies one
     batch at a time, also while it produces. All model devices step, and then reduce their
-    gradients; they stay occupied until the last one is done.
+    gradients; a device that makes batches as well does so while it waits for them.
 
     Args:
         times: at least a batch for each route; those beyond a whole number of steps are left out.
@@ -186,10 +186,14 @@ def simulate(
             for maker in shared:
                 maker.make_until(begin_s, free_s)
             begins_s = [max(begin_s, free_s[model]) for model in models]
-            ended_s = float(np.max(begins_s + step_s[step - 1]))
+            ends_s = begins_s + step_s[step - 1]
+            ended_s = float(np.max(ends_s))
             if len(models) > 1:
                 ended_s += all_reduce_s
-            free_s.update(dict.fromkeys(models, ended_s))
+            free_s.update(zip(models, ends_s.tolist(), strict=True))
+            for maker in shared:
+                maker.make_until(ended_s, free_s, is_waiting=True)
+            free_s.update({model: max(free_s[model], ended_s) for model in models})
         host_s = begin_s + max((maker.transfer_s(step) for maker in senders), default=0.0)
     busy_s = dict(zip(models, step_s.sum(axis=0).tolist(), strict=True))
     for device, maker in makers.items():
@@ -257,9 +261,13 @@ class _Maker:
         self._taken_s.append(max(host_s, self._enter(number)))
         return self._taken_s[-1]
 
-    def make_until(self, end_s: float, free_s: dict[str, float]) -> None:
-        """Make the batches for which the producer asks its device until then."""
+    def make_until(self, end_s: float, free_s: dict[str, float], is_waiting: bool = False) -> None:
+        """Make the batches for which the producer asks its device until then; while it waits for
+        gradients, those that follow the first one of a step.
+        """
         while len(self._made_s) < len(self._read_s) and self._request_s() <= end_s:
+            if is_waiting and not len(self._made_s) % self._step_batches:
+                break
             self._make(free_s)
 
     def _make(self, free_s: dict[str, float]) -> None:
@@ -359,21 +367,25 @@ def _loads(
     and without resources that do no more than another one.
 
     Resources are each device, the copies from data devices that take turns, and the readers of
-    each data device. Data devices that take turns make their shares of the batches. Their
+    each data device. A device that trains makes its first batch of a step before it trains, and
+    others while gradients are reduced: so it is a resource by all its work, and by what it does
+    one after the other. Data devices that take turns make their shares of the batches. Their
     transfers do not overlap, since each begins with the step before its own.
     """
     loads: defaultdict[object, defaultdict[str, Fraction]]
     loads = defaultdict(lambda: defaultdict(Fraction))
     for number, (count, route) in enumerate(zip(work.batches, routes, strict=True)):
         for device, part in parts_of(route).items():
-            loads[device]["P"] += count * part / _fraction(work.produce[device])
+            made = count * part / _fraction(work.produce[device])
+            loads[device]["P"] += made
+            loads["first", device].setdefault("P", made)
             if device != route.model:
                 loads[route.data_devices]["T"] += count * part
-        loads[route.model] |= {"C": work.steps(number, route.model), "A": Fraction(1)}
-    models = [route.model for route in routes]
-    observing = [observer] if observer else models
+        loads[route.model]["C"] = step = work.steps(number, route.model)
+        loads["first", route.model] |= {"C": step, "A": Fraction(1)}
+    observing = [observer] if observer else [route.model for route in routes]
     for device in observing:
-        loads[device]["V"] = Fraction(1)
+        loads[device]["V"] = loads["first", device]["V"] = Fraction(1)
     for count, route in zip(work.batches, routes, strict=True):
         for device, part in parts_of(route).items():
             loads["readers", device]["R"] += count * part / workers

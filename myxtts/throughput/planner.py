@@ -21,9 +21,9 @@ from myxtts.placement.routes import Placement, Route, named_data_gpus, plan_rout
 from myxtts.throughput import model
 from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths, StageTimes, parts_of
 
-# A smaller difference decides nothing: the predicted ratio of dual placement to two replicas was
-# off by 5.6 % in the median of 11 measured tasks (docs/experiments/placement.md).
-TIE_TOLERANCE = 0.06
+# A smaller difference decides nothing; on virtual GPUs most predictions are as close
+# (docs/experiments/placement.md).
+TIE_TOLERANCE = 0.02
 
 MAX_STAGE_S = 60.0
 MAX_VARIATION = 10.0
@@ -111,6 +111,11 @@ class Candidate:
     @property
     def gpus(self) -> int:
         return len(self.placement.devices)
+
+    @property
+    def simplicity(self) -> tuple[int, int, int]:
+        """A smaller one is simpler: fewer GPUs, replicas, and data GPUs."""
+        return self.gpus, self.replicas, len(named_data_gpus(self.settings))
 
     @property
     def flags(self) -> str:
@@ -325,13 +330,15 @@ def predict(
 
 
 def rank(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Sort by throughput; within TIE_TOLERANCE fewer GPUs come first, and then fewer replicas."""
+    """Sort by throughput; within TIE_TOLERANCE fewer GPUs come first, then fewer replicas, and then
+    those that make their own batches.
+    """
     remaining = sorted(predictions, key=lambda prediction: -prediction.batches_per_s)
     ranked = []
     while remaining:
         least_per_s = (1.0 - TIE_TOLERANCE) * remaining[0].batches_per_s
         tied = [prediction for prediction in remaining if prediction.batches_per_s >= least_per_s]
-        best = min(tied, key=lambda tie: (tie.candidate.gpus, tie.candidate.replicas))
+        best = min(tied, key=lambda tie: tie.candidate.simplicity)
         ranked.append(best)
         remaining.remove(best)
     return ranked

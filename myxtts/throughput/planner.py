@@ -17,7 +17,7 @@ from pydantic import Field
 from myxtts.config.schema import ObserverPlace, PlacementConfig
 from myxtts.data.batch_plan import deal_rows, water_fill
 from myxtts.errors import ConfigError
-from myxtts.placement.routes import Placement, Route, named_data_gpus, plan_routes
+from myxtts.placement.routes import Placement, named_data_gpus, plan_routes
 from myxtts.throughput import model
 from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths, StageTimes, parts_of
 
@@ -284,8 +284,6 @@ def predict_all(
 ) -> list[Prediction]:
     """Return a prediction for each placement, of the same batches, in the order of `rank`.
 
-    Placements whose last producer gains nothing are left out, by the arithmetic on mean times.
-
     Args:
         all_reduce_s: between two replicas; see `ring_all_reduce_s`.
         observe_s: of validation, samples and evaluation, in a step of all replicas.
@@ -293,19 +291,6 @@ def predict_all(
     """
     predictions = []
     for candidate in candidates:
-        routes = candidate.placement.routes
-        if routes[0].further_data:
-            fewer = tuple(
-                Route(each.data, each.model, each.further_data[:-1], each.data_shares[:-1])
-                for each in routes
-            )
-            without = replace(candidate, placement=replace(candidate.placement, routes=fewer))
-            bound_s, fewer_s = (
-                each.bound(times.mean_s(), depths.num_workers, all_reduce_s)[1]
-                for each in (candidate, without)
-            )
-            if bound_s >= (1.0 - TIE_TOLERANCE) * fewer_s:
-                continue
         sampled = times if sample is None else sample(candidate.replicas)
         predictions.append(predict(candidate, sampled, depths, all_reduce_s, observe_s))
     return rank(predictions)

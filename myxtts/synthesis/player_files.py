@@ -3,7 +3,6 @@
 The graph has no complex numbers and needs no further input: see `onnx_graph`, `litert_graph`.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -46,8 +45,8 @@ Exported by `myxtts export --format {form}` from {source}{speakers}.
 {table}
 
 The difference is the root mean square of that of the waves, as a fraction of the wave's, of
-{text}. `float16` stores trained matrices (LiteRT: all constants) in 16 bits, and `int8` multiplies
-by matrices in 8. docs/guides/export.md of MyXTTS says how programs use the files.
+{text}. `float16` stores trained matrices (LiteRT: all constants) in 16 bits, and `int8` in 8.
+docs/guides/export.md of MyXTTS says how programs use the files.
 """
 
 
@@ -255,45 +254,43 @@ def trained_names(model, variables: Sequence[Any]) -> set[str]:
 
 def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
     """Return the models of a graph by KINDS; the smaller ones reduce trained matrices."""
-    import onnx
-
     model = onnx_graph(graph.traced, name, graph.output, graph.metadata)
     if graph.vocoder:
         model = with_vocoder(model, graph.vocoder)
     trained = trained_names(model, graph.variables)
-    whole = model.SerializeToString()
-    models = whole, float16_model(onnx.load_from_string(whole), trained), int8_model(model, trained)
-    return dict(zip(KINDS, models, strict=True))
+    reduced = {kind: reduced_model(model, trained, kind) for kind in KINDS[1:]}
+    return {KINDS[0]: model.SerializeToString(), **reduced}
 
 
-def float16_model(model, trained: Collection[str]) -> bytes:
-    """Put trained matrices of a model into float16; they are multiplied in float32."""
-    from onnx import TensorProto, helper, numpy_helper
+def reduced_model(model, trained: Collection[str], kind: str) -> bytes:
+    """Store trained matrices of a model in fewer bits; they are multiplied in float32.
 
-    casts = []
-    for tensor in model.graph.initializer:
+    In int8, each column has its own scale.
+    """
+    from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+    reduced = ModelProto()
+    reduced.CopyFrom(model)
+    nodes, scales = [], []
+    for tensor in reduced.graph.initializer:
         if (name := tensor.name) in trained:
-            array = numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(numpy_helper.from_array(array, f"{name}_float16"))
-            casts.append(helper.make_node("Cast", [tensor.name], [name], to=TensorProto.FLOAT))
-    nodes = [*casts, *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    return model.SerializeToString()
-
-
-def int8_model(model, trained: set[str]) -> bytes:
-    """Let a model multiply by its trained matrices in 8 bits (dynamic quantisation)."""
-    from onnxruntime.quantization import QuantType, quant_utils, quantize_dynamic
-
-    # Says that nothing is to be prepared: or else it warns about each model.
-    quant_utils.add_pre_process_metadata(model)
-    products = (node for node in model.graph.node if node.op_type == "MatMul")
-    nodes = [node.name for node in products if trained.intersection(node.input)]
-    types = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
-    with tempfile.NamedTemporaryFile(prefix="myxtts-") as file:
-        quantize_dynamic(model, file.name, per_channel=True, nodes_to_quantize=nodes, **types)
-        return Path(file.name).read_bytes()
+            array = numpy_helper.to_array(tensor)
+            names = [f"{name}_{kind}", f"{name}_scale"]
+            if kind == "float16":
+                small = array.astype(np.float16)
+                node = helper.make_node("Cast", names[:1], [name], to=TensorProto.FLOAT)
+            else:
+                scale = np.maximum(np.abs(array).max(axis=0), 1e-9) / np.float32(127.0)
+                small = np.rint(array / scale).astype(np.int8)
+                scales.append(numpy_helper.from_array(scale, names[1]))
+                node = helper.make_node("DequantizeLinear", names, [name], axis=1)
+            tensor.CopyFrom(numpy_helper.from_array(small, names[0]))
+            nodes.append(node)
+    reduced.graph.initializer.extend(scales)
+    nodes += reduced.graph.node
+    del reduced.graph.node[:]
+    reduced.graph.node.extend(nodes)
+    return reduced.SerializeToString()
 
 
 def write_models(

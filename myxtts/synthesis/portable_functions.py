@@ -147,7 +147,7 @@ def _words(numbers: np.ndarray) -> list[int]:
 def convolution(x, kernel: np.ndarray, padding: bytes):
     """Compute `tf.nn.conv2d` over time as one product: [B, 1, T, C], [1, K, C, D].
 
-    Runtimes multiply matrices of 8 bits fast, and convolve them slowly.
+    It needs no other order of axes.
     """
     taps = kernel.shape[1]
     if padding == b"SAME":

@@ -318,7 +318,7 @@ def measure_stages(config: Config, steps: int) -> StageProfile:
 def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> tuple[float, float]:
     """Return the seconds of a step of a placement: predicted by the planner, and by arithmetic."""
     data, settings = config.data, PlacementConfig(**case.settings)
-    gpus = max(named_gpus(settings), default=0) + 1
+    gpus = settings.simulate_gpus or max(named_gpus(settings), default=0) + 1
     speeds, rows = Speeds.of([1.0] * gpus), (data.batch_size,) * case.replicas
     candidate = Candidate(settings, plan_routes(settings, gpus), speeds, rows)
     depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)

@@ -133,11 +133,11 @@ MUTANTS = (
         "Dual",
     ),
     Planted(
-        *("the first sum of losses stays on the host", HOST, "training/step.py"),
-        """for device in replicas.devices:
-            with tf.device(device):""",
-        """for device in replicas.devices:
-            with tf.device("/CPU:0"):""",
+        *("the request to stop stays on the host", HOST, "training/step.py"),
+        """with tf.device(device):
+            self._stop =""",
+        """with tf.device("/CPU:0"):
+            self._stop =""",
         "Dual",
     ),
     Planted(

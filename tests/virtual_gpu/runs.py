@@ -53,6 +53,7 @@ class Recorded:
     Attributes:
         entered: frames of all batches that entered a step, in their order.
         tensors: on the device of each replica, by name: what the last step got.
+        computing: devices of the operations of the last step.
         observers: devices of all validations.
     """
 
@@ -87,6 +88,12 @@ class Recorded:
             self.tensors = [dict(batch) for batch in taken[-1]]
             controls = step._controls.of_step(number + 1, rates, stop)
             self.tensors[0] |= controls | {"outcome": outcome}
+            self.computing = {
+                operation.device[-5:]
+                for function in step.functions(taken[-1])
+                for operation in function.graph.get_operations()
+                if "GPU" in operation.device
+            }
             return outcome
 
         def recorded_evaluate(validation, *arguments):
@@ -153,6 +160,10 @@ class RunCase(unittest.TestCase):
                 if value.dtype != tf.int32
             }
             self.assertEqual(set(places.values()), {places["mel"]}, places)
+
+    def test_a_step_computes_on_the_gpus_that_train(self):
+        places = {tensors["mel"].backing_device[-5:] for tensors in self.run_.tensors}
+        self.assertEqual(self.run_.computing, places)
 
     def test_the_observer_is_no_gpu_that_trains(self):
         self.assertEqual(set(self.run_.observers), {self.run_.pipeline.producers[0].device})

@@ -157,6 +157,15 @@ class Synthesis(Case):
         message = "language 'ka' was given, but this run was trained on en"
         self.assert_error(message, self.text, language="ka")
 
+    def test_the_network_gets_the_language_of_the_accent(self):
+        two = replace(synthesizer._vocabulary, languages=("en", "it"))
+        silence = [np.zeros(HOP_SAMPLES, np.float32)], [np.zeros(1, np.int32)]
+        for accent, row in ((None, 0), ("IT", 1)):
+            compute = mock.Mock(return_value=silence)
+            with mock.patch.multiple(synthesizer, _vocabulary=two, _synthesize_batch=compute):
+                synthesizer.synthesize(self.text, language="en", accent=accent)
+            self.assertEqual(compute.call_args.args[2], row)
+
     def test_unusable_references_are_errors(self):
         text = folder / "notes.wav"
         text.write_text("no audio")
@@ -634,6 +643,7 @@ class Program(unittest.TestCase):
             ("--run {}", "has no checkpoint"),
             ("--language ka", "language 'ka' was given, but this run was trained on en"),
             ("--run {}/several", "no language was given, but"),
+            ("--run {}/several --language en --accent fa", "these with --accent"),
             ("--reference {}/none.wav", "missing file"),
             ("--reference {}/short.wav", "has 0.30 s"),
             ("--text ...", "no letter and no digit"),

@@ -46,6 +46,7 @@ def write_speech(
     checkpoint: str | None = None,
     lexicon: Path | None = None,
     times: Path | None = None,
+    accent: str | None = None,
     **options,
 ) -> None:
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
@@ -65,7 +66,8 @@ def write_speech(
         raise DataError(empty_text_message(text))
     trained = TrainedRun.open(run, checkpoint)
     trained.check_task("tts")
-    choose_language(language, trained.record.languages)
+    languages = trained.record.languages
+    choose_language(accent or choose_language(language, languages), languages, "--accent")
     trained.select_vocoder(vocoder, iterations)
     words = read_lexicon(lexicon)
     check_files(references, out, times)
@@ -76,11 +78,9 @@ def write_speech(
     device = devices.configure_default().routes[0].model
     synthesizer = Synthesizer(run, device, vocoder, iterations, checkpoint, words)
     loaded_s = time.perf_counter()
-    changed = {name: value for name, value in options.items() if value is not None}
-    spoken = replace(synthesizer.options, **changed)
-    sentences = synthesizer.speak(text, references, language, spoken)
-    timed_sentences = []
-    speech_s = 0.0
+    spoken = replace(synthesizer.options, **{k: v for k, v in options.items() if v is not None})
+    sentences = synthesizer.speak(text, references, language, spoken, accent)
+    timed_sentences, speech_s = [], 0.0
     with sound_file(out) if isinstance(out, Path) else wav_stream(out) as sound:
         for wave, compute_times in sentences:
             sound.write(wave)

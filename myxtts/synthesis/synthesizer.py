@@ -96,9 +96,11 @@ class Synthesizer:
         references: Sequence[Path] = (),
         language: str | None = None,
         options: SynthesisOptions | None = None,
+        accent: str | None = None,
     ) -> np.ndarray:
         """Return the concatenated waves of `synthesize_sentences`."""
-        return np.concatenate(list(self.synthesize_sentences(text, references, language, options)))
+        waves = self.synthesize_sentences(text, references, language, options, accent)
+        return np.concatenate(list(waves))
 
     def synthesize_sentences(
         self,
@@ -106,6 +108,7 @@ class Synthesizer:
         references: Sequence[Path] = (),
         language: str | None = None,
         options: SynthesisOptions | None = None,
+        accent: str | None = None,
     ) -> Iterator[np.ndarray]:
         """Synthesize a text of any length; yield each sentence's wave with the pause before it.
 
@@ -121,8 +124,10 @@ class Synthesizer:
                 together condition the model; without them its learned default does.
             language: one of the run; optional if there is only one.
             options: by default `self.options`.
+            accent: language of the run whose speakers the voice sounds like, by default that of the
+                text. Where each language has few speakers, the network learns from it who speaks.
         """
-        sentences = self.speak(text, references, language, options)
+        sentences = self.speak(text, references, language, options, accent)
         return (sentence.wave for sentence in sentences)
 
     def speak(
@@ -131,18 +136,22 @@ class Synthesizer:
         references: Sequence[Path] = (),
         language: str | None = None,
         options: SynthesisOptions | None = None,
+        accent: str | None = None,
     ) -> Iterator[SpokenSentence]:
         """Do the same as `synthesize_sentences`, and yield the times of words with the waves."""
-        language = choose_language(language, self._vocabulary.languages)
+        trained = self._vocabulary.languages
+        language = choose_language(language, trained)
+        row = trained.index(choose_language(accent or language, trained, "--accent"))
         chunks = encode_text(text, language, self._frontend, self._vocabulary.symbols)
         mel = self._reference_mel(references)
-        return self._speak(chunks, mel, language, options or self.options)
+        return self._speak(chunks, mel, language, row, options or self.options)
 
     def _speak(
         self,
         chunks: Sequence[Chunk],
         reference: np.ndarray,
         language: str,
+        row: int,
         options: SynthesisOptions,
     ) -> Iterator[SpokenSentence]:
         pause = np.zeros(0, np.float32)
@@ -153,7 +162,6 @@ class Synthesizer:
             batch = chunks[first : first + size]
             started_s = time.perf_counter()
             tokens = [chunk.tokens for chunk in batch]
-            row = self._vocabulary.languages.index(language)
             waves, paths = self._synthesize_batch(tokens, reference, row, options)
             first += len(batch)
             size = min(2 * size, BATCH_CHUNKS)

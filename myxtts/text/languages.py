@@ -31,7 +31,7 @@ def canonical_code(language: str) -> str:
     return language.strip().lower().replace("_", "-")
 
 
-def choose_language(language: str | None, trained: Sequence[str]) -> str:
+def choose_language(language: str | None, trained: Sequence[str], flag: str = "--language") -> str:
     """Return the requested language, or the only trained one if none is requested.
 
     Raises DataError if the run was not trained on it, or none was requested of several.
@@ -45,7 +45,7 @@ def choose_language(language: str | None, trained: Sequence[str]) -> str:
     requested = "no language" if language is None else f"language '{language}'"
     raise DataError(
         f"{requested} was given, but this run was trained on {', '.join(trained)}. Give one of"
-        " these with --language."
+        f" these with {flag}."
     )
 
 

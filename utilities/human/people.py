@@ -6,11 +6,11 @@
     python utilities/human/people.py measure --run runs/without-menardi --speakers menardi
 
 `corpus` writes data/human/people, or people-without-NAME, for --train-data. `measure` speaks as
-each speaker held-out sentences in the languages of the speaker and in one that the speaker never
-spoke, with references of 3 and 10 s, clean and noisy (with the rooms and the noise of degrade.py).
-A sentence is right if Resemblyzer finds its speaker the nearest of all; each is the mean of
-recordings that are no references. RUN/people gets the sounds, a list of them, and the table, whose
-first row, of held-out recordings, is the ceiling.
+each speaker held-out sentences in the languages of the speaker and, with that accent, in one that
+the speaker never spoke, with references of 3 and 10 s, clean and noisy (with the rooms and the
+noise of degrade.py). A sentence is right if Resemblyzer finds its speaker the nearest of all; each
+is the mean of recordings that are no references. RUN/people gets the sounds, a list of them, and
+the table, whose first row, of held-out recordings, is the ceiling.
 """
 
 import argparse
@@ -127,18 +127,17 @@ def measure(
         for reference, files in references(training[speaker], folder, speaker).items():
             for language in (*sorted(own), foreign_to(own)):
                 kind = "own language" if language in own else "never spoken"
+                accent = language if language in own else min(own)
                 for number, text in enumerate(sentences(tables[TABLES[1]], language)):
-                    wave = synthesizer.synthesize(text, files, language)
+                    wave = synthesizer.synthesize(text, files, language, accent=accent)
                     name = f"{speaker}-{language}-{reference.replace(' ', '')}-{number}.wav"
                     write_wav(folder / name, wave)
                     spoken.append(Spoken(f"{kind}, {reference}", speaker, wave))
                     listing.append({"file": name, "text": text, "language": language})
-    used = max(pieces for pieces, _ in REFERENCES.values())
-    centroids = {}
-    for speaker, rows in training.items():
-        heard = long_rows(rows)[:used]
-        unused = [row for row in rows if row not in heard]
-        centroids[speaker] = centroid(unused, embed)
+    centroids = {
+        speaker: centroid(rows[len(reference_rows(rows)) :], embed)
+        for speaker, rows in training.items()
+    }
     table = nearest_table(spoken, centroids, embed)
     print(table)
     write_whole(folder / "speakers.md", table.encode())
@@ -157,22 +156,27 @@ def length_s(row: Row) -> float:
     return header.samples / header.rate_hz
 
 
-def long_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are long enough for any piece of a reference."""
-    return [row for row in rows if length_s(row) >= max(s for _, s in REFERENCES.values())]
+def reference_rows(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the first rows, which together are as long as the longest reference."""
+    left_s, count = max(pieces * seconds for pieces, seconds in REFERENCES.values()), 0
+    while left_s > 0:
+        left_s -= length_s(rows[count])
+        count += 1
+    return rows[:count]
 
 
 def references(rows: Sequence[Row], folder: Path, speaker: str) -> dict[str, list[Path]]:
     """Write the references of a speaker, clean and noisy; return their files by name."""
     files: dict[str, list[Path]] = {}
-    recordings = [read_wave(row["path"]) for row in long_rows(rows)[:4]]
+    speech = np.concatenate([read_wave(row["path"]) for row in reference_rows(rows)])
     for name, (count, seconds) in REFERENCES.items():
+        size = round(seconds * SAMPLE_RATE_HZ)
         for noisy in (False, True):
             kind = f"{name} {'noisy' if noisy else 'clean'}"
             source = np.random.default_rng(zlib.crc32(f"{speaker} {kind}".encode()))
             files[kind] = []
-            for number, wave in enumerate(recordings[:count]):
-                piece = wave[: round(seconds * SAMPLE_RATE_HZ)]
+            for number in range(count):
+                piece = speech[number * size : (number + 1) * size]
                 if noisy:
                     piece = augmented(augmented(piece, ROOM, source), NOISE, source)
                 file = folder / f"reference-{speaker}-{kind.replace(' ', '')}-{number}.wav"

@@ -32,7 +32,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--times", times, Path, "FILE")
     flags.add_checkpoint_flag(parser)
     add_flag(parser, "--language", "language of the text; required if the run has several")
-    accent = "language of the run whose speakers the voice sounds like; by default that of the text"
+    accent = "sound like a speaker of this language of the run (default: the language of the text)"
     add_flag(parser, "--accent", accent, metavar="LANGUAGE")
     flags.add_lexicon_flag(parser)
     reference = "recordings of the speaker, each of half a second or longer"

@@ -124,8 +124,8 @@ class Synthesizer:
                 together condition the model; without them its learned default does.
             language: one of the run; optional if there is only one.
             options: by default `self.options`.
-            accent: language of the run whose speakers the voice sounds like, by default that of the
-                text. Where each language has few speakers, the network learns from it who speaks.
+            accent: language of the run that the speaker speaks; by default that of the text. Where
+                each language has few speakers, the network learns from it who speaks.
         """
         sentences = self.speak(text, references, language, options, accent)
         return (sentence.wave for sentence in sentences)

@@ -36,7 +36,7 @@ SIMULATED_STEPS = 1000
 # After SIGTERM the measuring process has so long to remove its temporary folder.
 END_S = 10.0
 
-# GPUs of one model differ by less, in short measurements.
+# GPUs whose measured speeds differ by less count as equal.
 EQUAL_SPEEDS = 1.06
 
 # Of a training step; the gradient takes about twice as long as the losses.

@@ -183,6 +183,17 @@ class Inputs(Network):
         self.assertGreater(np.abs(plain - unconditional).max(), 0.1)
         np.testing.assert_allclose(double, 2 * plain - unconditional, atol=5e-3)
 
+    def test_an_accent_is_a_language_further_from_the_mean_of_all(self):
+        embeddings = self.model.language_embedding.embeddings
+        trained = embeddings.numpy()
+        exaggerated, _, _ = self.synthesize(self.batch, accent=1.5)
+        self.addCleanup(embeddings.assign, trained)
+        embeddings.assign(1.5 * trained - 0.5 * trained.mean(axis=0))
+        expected, _, _ = self.synthesize(self.batch)
+        np.testing.assert_allclose(exaggerated, expected, atol=1e-4)
+        embeddings.assign(trained)
+        self.assertFalse(np.array_equal(exaggerated, self.synthesize(self.batch)[0]))
+
     def test_the_noise_is_a_function_of_the_seed(self):
         def mels(variety):
             seeds = (0, 0, 1)

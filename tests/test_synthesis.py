@@ -91,7 +91,7 @@ class Case(unittest.TestCase):
     def assert_error(self, expected: str, *text, **options) -> None:
         with self.assertRaises(DataError) as caught:
             # Raised by the call, before the first sentence.
-            self.synthesizer.synthesize_sentences(*text, **options)
+            self.synthesizer.speak(*text, **options)
         self.assertIn(expected, str(caught.exception))
 
 
@@ -160,11 +160,12 @@ class Synthesis(Case):
     def test_the_network_gets_the_language_of_the_accent(self):
         two = replace(synthesizer._vocabulary, languages=("en", "it"))
         silence = [np.zeros(HOP_SAMPLES, np.float32)], [np.zeros(1, np.int32)]
-        for accent, row in ((None, 0), ("IT", 1)):
+        for accent, row, strength in ((None, 0, 1.0), ("IT", 1, 1.5)):
             compute = mock.Mock(return_value=silence)
             with mock.patch.multiple(synthesizer, _vocabulary=two, _synthesize_batch=compute):
                 synthesizer.synthesize(self.text, language="en", accent=accent)
             self.assertEqual(compute.call_args.args[2], row)
+            self.assertEqual(compute.call_args.args[3].accent, strength)
 
     def test_unusable_references_are_errors(self):
         text = folder / "notes.wav"
@@ -183,7 +184,7 @@ class UnknownSymbols(Case):
     def test_a_few_unknown_symbols_are_skipped_with_one_warning_each(self):
         text = f"{self.text * 3}ჰ.\n{self.text}.\n{self.text * 4}ჰ漢ჰ."
         with self.assertLogs("myxtts", "WARNING") as logs:
-            self.synthesizer.synthesize_sentences(text)
+            self.synthesizer.speak(text)
         named = [line.rpartition(": ")[2] for line in logs.output if "left out" in line]
         self.assertEqual(named, ["ჰ (sentence 1, 3)", ". (sentence 1, 2, 3)", "漢 (sentence 3)"])
 
@@ -224,7 +225,8 @@ class LongTexts(Case):
         return [self.text[: 3 + number] for number in range(self.COUNT)]
 
     def waves(self, text: str, **options) -> list[np.ndarray]:
-        return list(self.synthesizer.synthesize_sentences(text, [self.reference], **options))
+        sentences = self.synthesizer.speak(text, [self.reference], **options)
+        return [sentence.wave for sentence in sentences]
 
     def test_synthesize_concatenates_the_waves_of_the_sentences(self):
         text = "\n".join(self.lines())
@@ -254,11 +256,11 @@ class LongTexts(Case):
     def test_sentences_are_synthesized_when_iterated(self):
         batch = mock.Mock(wraps=synthesizer._synthesize_batch)
         with mock.patch.object(synthesizer, "_synthesize_batch", batch):
-            waves = synthesizer.synthesize_sentences("\n".join(self.lines()))
+            sentences = synthesizer.speak("\n".join(self.lines()))
             self.assertEqual(batch.call_count, 0)
-            next(waves)
+            next(sentences)
             self.assertEqual(batch.call_count, 1)
-            list(waves)
+            list(sentences)
             self.assertEqual([len(call.args[0]) for call in batch.call_args_list], [1, 2, 4, 4])
 
     def test_other_sentences_do_not_change_a_wave(self):

@@ -72,6 +72,8 @@ class SynthesisOptions:
     variety: float = 1.0
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
+    # How far the language embedding is from the mean of all, relative to training.
+    accent: float = 1.0
     seed: int = 0  # of the initial noise
 
     def tensors(self) -> list[tf.Tensor]:
@@ -92,6 +94,7 @@ SYNTHESIS_SIGNATURE = (
     tf.TensorSpec([], tf.float32, "variety"),
     tf.TensorSpec([], tf.int32, "ode_steps"),
     tf.TensorSpec([], tf.float32, "guidance"),
+    tf.TensorSpec([], tf.float32, "accent"),
     tf.TensorSpec([2], tf.int32, "seed"),
 )
 """Input signature of `XTTS.synthesize_mel`: TEXT_INPUTS and SynthesisOptions."""
@@ -299,7 +302,12 @@ class XTTS(keras.Model):
         texts = dict(zip(TEXT_INPUTS, inputs, strict=False))
         keep = keep_mask(texts["reference_frames"], 0.0, None, "reference")
         speaker = self.speaker_condition(texts, keep)
-        return self.mel_of_texts(speaker, texts, *inputs[len(TEXT_INPUTS) :])
+        *options, accent, seed = inputs[len(TEXT_INPUTS) :]
+        embed = self.language_embedding
+        mean = tf.reduce_mean(embed(tf.range(embed.input_dim)), axis=0)
+        further = tf.cast(accent - 1.0, mean.dtype) * (embed(texts["language"]) - mean)
+        speaker = speaker._replace(style=speaker.style + further)
+        return self.mel_of_texts(speaker, texts, *[*options, seed])
 
     def mel_of_texts(
         self,

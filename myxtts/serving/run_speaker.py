@@ -53,7 +53,8 @@ class RunSpeaker:
         name = self.speakers[choose_speaker(speaker, self.speakers)]
         references = self._references[name] if reference is None else [reference]
         options = replace(self._synthesizer.options, speed=speed)
-        return self._synthesizer.synthesize_sentences(text, references, self.language, options)
+        sentences = self._synthesizer.speak(text, references, self.language, options)
+        return (sentence.wave for sentence in sentences)
 
     def refresh(self) -> None:
         # Without one, Synthesizer says so.

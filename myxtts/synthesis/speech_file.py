@@ -59,7 +59,7 @@ def write_speech(
         lexicon: a file for `read_lexicon`.
         times: a file for the times of words, written when all is spoken; see `write_times`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
-            The other arguments are as in `Synthesizer` and its `synthesize_sentences`.
+            The other arguments are as in `Synthesizer` and its `speak`.
     """
     started_s = time.perf_counter()
     if next(split_text(text), None) is None:

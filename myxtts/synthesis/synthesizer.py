@@ -4,6 +4,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,9 @@ from myxtts.text.words import words_of_text
 from myxtts.training.runs import TrainedRun
 
 BATCH_CHUNKS = 8
+# Of SynthesisOptions. People speak languages that are not theirs with more of their own voice than
+# with 1, and 2 costs quality (docs/experiments/tts.md).
+ACCENT = 1.5
 
 log = logging.getLogger(__name__)
 
@@ -98,37 +102,9 @@ class Synthesizer:
         options: SynthesisOptions | None = None,
         accent: str | None = None,
     ) -> np.ndarray:
-        """Return the concatenated waves of `synthesize_sentences`."""
-        waves = self.synthesize_sentences(text, references, language, options, accent)
-        return np.concatenate(list(waves))
-
-    def synthesize_sentences(
-        self,
-        text: str,
-        references: Sequence[Path] = (),
-        language: str | None = None,
-        options: SynthesisOptions | None = None,
-        accent: str | None = None,
-    ) -> Iterator[np.ndarray]:
-        """Synthesize a text of any length; yield each sentence's wave with the pause before it.
-
-        Float32 [samples] in [-1, 1] at 22,050 Hz, with 0 at both ends, so that joined sentences
-        have no clicks. The call itself reads text and references. The first sentence is synthesized
-        alone, so that it is there early, then 2, 4 and always 8 at a time, so memory does not grow
-        with the text. All use the same seed. Raises DataError if the text has nothing to speak, the
-        language is missing or unknown, or a reference is unusable.
-
-        Args:
-            text: see `split_text`.
-            references: audio files of the speaker, of half a second or longer, whose beginnings
-                together condition the model; without them its learned default does.
-            language: one of the run; optional if there is only one.
-            options: by default `self.options`.
-            accent: language of the run that the speaker speaks; by default that of the text. Where
-                each language has few speakers, the network learns from it who speaks.
-        """
+        """Return the concatenated waves of `speak`."""
         sentences = self.speak(text, references, language, options, accent)
-        return (sentence.wave for sentence in sentences)
+        return np.concatenate([sentence.wave for sentence in sentences])
 
     def speak(
         self,
@@ -138,13 +114,33 @@ class Synthesizer:
         options: SynthesisOptions | None = None,
         accent: str | None = None,
     ) -> Iterator[SpokenSentence]:
-        """Do the same as `synthesize_sentences`, and yield the times of words with the waves."""
+        """Synthesize a text of any length; yield its sentences.
+
+        Waves are float32 [samples] in [-1, 1] at 22,050 Hz, with 0 at both ends, so that joined
+        sentences have no clicks. The call itself reads text and references. The first sentence is
+        synthesized alone, so that it is there early, then 2, 4 and always 8 at a time, so memory
+        does not grow with the text. All use the same seed. Raises DataError if the text has nothing
+        to speak, the language is missing or unknown, or a reference is unusable.
+
+        Args:
+            text: see `split_text`.
+            references: audio files of the speaker, of half a second or longer, whose beginnings
+                together condition the model; without them its learned default does.
+            language: one of the run; optional if there is only one.
+            options: by default `self.options`.
+            accent: language of the run that the speaker speaks, whose accent is exaggerated; by
+                default that of the text. Where each language has few speakers, the network learns
+                from it who speaks.
+        """
         trained = self._vocabulary.languages
         language = choose_language(language, trained)
         row = trained.index(choose_language(accent or language, trained, "--accent"))
         chunks = encode_text(text, language, self._frontend, self._vocabulary.symbols)
         mel = self._reference_mel(references)
-        return self._speak(chunks, mel, language, row, options or self.options)
+        options = options or self.options
+        if accent:
+            options = replace(options, accent=ACCENT)
+        return self._speak(chunks, mel, language, row, options)
 
     def _speak(
         self,

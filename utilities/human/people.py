@@ -6,7 +6,7 @@
     python utilities/human/people.py measure --run runs/without-menardi --speakers menardi
 
 `corpus` writes data/human/people, or people-without-NAME, for --train-data. `measure` speaks as
-each speaker held-out sentences in the languages of the speaker and, with that accent, in one that
+each speaker held-out sentences in the languages of the speaker and, with an accent, in one that
 the speaker never spoke, with references of 3 and 10 s, clean and noisy (with the rooms and the
 noise of degrade.py). A sentence is right if Resemblyzer finds its speaker the nearest of all; each
 is the mean of recordings that are no references. RUN/people gets the sounds, a list of them, and
@@ -127,7 +127,7 @@ def measure(
         for reference, files in references(training[speaker], folder, speaker).items():
             for language in (*sorted(own), foreign_to(own)):
                 kind = "own language" if language in own else "never spoken"
-                accent = language if language in own else min(own)
+                accent = None if language in own else min(own)
                 for number, text in enumerate(sentences(tables[TABLES[1]], language)):
                     wave = synthesizer.synthesize(text, files, language, accent=accent)
                     name = f"{speaker}-{language}-{reference.replace(' ', '')}-{number}.wav"

@@ -42,7 +42,9 @@ PLACEMENTS = {
 # Batches of a stage alone; steps of a run in which the feed empties that was filled while the step
 # was traced; and steps that are measured, of which a batch more or less in the feed is 5 %.
 MEASURED, WARM_UP, STEPS = 10, 10, 20
-FLAGS = "--model-size tiny --buckets 1 --validate-every 0 --sample-every 0"
+# TensorFlow waits in a thread for some kernels of virtual GPUs. With two threads, two GPUs that are
+# waited for keep the third one idle.
+FLAGS = "--model-size tiny --buckets 1 --validate-every 0 --sample-every 0 --inter-op-threads 8"
 FLAGS_OF = {
     "tts": "--text-frontend characters --reference-seconds 0.5 --alignment-search host",
     "asr": "--text-frontend characters",

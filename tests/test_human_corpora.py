@@ -135,6 +135,16 @@ class PeopleTest(FolderCase):
         for own, foreign in (({"ru"}, "en"), ({"en", "es"}, "fr"), ({"fr"}, "it")):
             self.assertEqual(people.foreign_to(own), foreign)
 
+    def test_the_treble_of_each_speaker_is_relative_to_what_is_below(self):
+        low, high = sine(1000, 1.0), sine(6000, 1.0)
+        spoken = [
+            people.Spoken("recordings", "a", low + 0.1 * high),
+            people.Spoken("own, noisy", "a", high),
+            people.Spoken("recordings", "b", low + 2 * high),
+        ]
+        table = people.treble_table(spoken)
+        self.assertIn("| speaker | recordings |\n|---|---|\n| a | -20 |\n| b | 6 |\n", table)
+
 
 if __name__ == "__main__":
     unittest.main()

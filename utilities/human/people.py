@@ -10,7 +10,8 @@ each speaker held-out sentences in the languages of the speaker and, with an acc
 the speaker never spoke, with references of 3 and 10 s, clean and noisy (with the rooms and the
 noise of degrade.py). A sentence is right if Resemblyzer finds its speaker the nearest of all; each
 is the mean of recordings that are no references. RUN/people gets the sounds, a list of them, and
-the table, whose first row, of held-out recordings, is the ceiling.
+the tables: that of right sentences, whose first row, of held-out recordings, is the ceiling; and
+one of the level of TREBLE_HZ in the speech of each, which recordings of telephones do not have.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+import scipy.signal
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.console import report_errors
@@ -39,6 +41,8 @@ LANGUAGES = "en", "es", "fr", "it", "ru"
 REFERENCES = {"3 s": (1, 3.0), "10 s": (4, 2.5)}
 SENTENCES, LETTERS = 5, (25, 90)
 CENTROID_RECORDINGS, MIN_CENTROID_S = 20, 1.5
+# Above what telephones carry, and below half of 16 kHz.
+TREBLE_HZ = 4200, 7600
 
 
 class Spoken(NamedTuple):
@@ -138,7 +142,7 @@ def measure(
         speaker: centroid(rows[len(reference_rows(rows)) :], embed)
         for speaker, rows in training.items()
     }
-    table = nearest_table(spoken, centroids, embed)
+    table = nearest_table(spoken, centroids, embed) + "\n" + treble_table(spoken)
     print(table)
     write_whole(folder / "speakers.md", table.encode())
     write_whole(folder / "list.json", json.dumps(listing, ensure_ascii=False, indent=1).encode())
@@ -242,6 +246,28 @@ def nearest_table(spoken: Sequence[Spoken], centroids: dict[str, np.ndarray], em
         cosine = f"{right.mean():.2f}, {other.mean():.2f}"
         lines.append(f"| {group} | {len(pairs)} | {share} | {cosine} |")
     return "\n".join(lines) + "\n"
+
+
+def treble_table(spoken: Sequence[Spoken]) -> str:
+    """Return a table of the level of TREBLE_HZ, relative to what is below, by speaker and group."""
+    levels: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for group, speaker, wave in spoken:
+        if "noisy" not in group:
+            levels[speaker, group].append(treble_db(wave))
+    speakers, groups = (list(dict.fromkeys(names)) for names in zip(*levels, strict=True))
+    lines = [f"level of {TREBLE_HZ[0]} to {TREBLE_HZ[1]} Hz, in dB of what is below\n"]
+    lines += [f"| speaker | {' | '.join(groups)} |", f"{'|---' * (1 + len(groups))}|"]
+    for speaker in speakers:
+        means = (f"{np.mean(levels[speaker, group]):.0f}" for group in groups)
+        lines.append(f"| {speaker} | {' | '.join(means)} |")
+    return "\n".join(lines) + "\n"
+
+
+def treble_db(wave: np.ndarray) -> float:
+    """Return the level of TREBLE_HZ in a wave at SAMPLE_RATE_HZ relative to the band below."""
+    frequencies_hz, density = scipy.signal.welch(wave, SAMPLE_RATE_HZ, nperseg=1024)
+    low, high = np.searchsorted(frequencies_hz, TREBLE_HZ)
+    return 10 * np.log10(density[low:high].sum() / density[:low].sum())
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from myxtts.text.words import words_of_text
 from myxtts.training.runs import TrainedRun
 
 BATCH_CHUNKS = 8
-# Of SynthesisOptions. People speak languages that are not theirs with more of their own voice than
-# with 1, and 2 costs quality (docs/experiments/tts.md).
+# Of SynthesisOptions. With 1, fewer people keep their voice in a language that they never spoke;
+# with 2, speech is rated worse (docs/experiments/tts.md).
 ACCENT = 1.5
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from tests.tiny import (
 ITERATIONS = 4
 LETTERS = [chr(ord("a") + i) for i in range(SYMBOLS - 3)]
 NUMBERS = {"speed": 1.5, "pitch_semitones": 2.0, "energy_db": -3.0, "variety": 0.5}
-NUMBERS |= {"ode_steps": 3, "guidance": 2.0, "accent": 1.5}
+NUMBERS |= {"ode_steps": 3, "guidance": 2.0, "accent_strength": 1.5}
 OPTIONS = SynthesisOptions(**NUMBERS, seed=5)
 CHILD = """
 import sys
@@ -200,8 +200,8 @@ class Exported(unittest.TestCase):
             "vocoder": {"run": str(self.vocoder_folder), "step": 0},
             "defaults": {
                 **{"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0},
-                **{"variety": 1.0, "ode_steps": 6, "guidance": 1.0, "accent": 1.0},
-                "seed": [0, 0],
+                **{"variety": 1.0, "ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
+                "accent_strength": 1.0,
             },
         }
         self.assertEqual(self.metadata, self.metadata | expected)

@@ -186,7 +186,7 @@ class Inputs(Network):
     def test_an_accent_is_a_language_further_from_the_mean_of_all(self):
         embeddings = self.model.language_embedding.embeddings
         trained = embeddings.numpy()
-        exaggerated, _, _ = self.synthesize(self.batch, accent=1.5)
+        exaggerated, _, _ = self.synthesize(self.batch, accent_strength=1.5)
         self.addCleanup(embeddings.assign, trained)
         embeddings.assign(1.5 * trained - 0.5 * trained.mean(axis=0))
         expected, _, _ = self.synthesize(self.batch)

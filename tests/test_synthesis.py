@@ -165,7 +165,7 @@ class Synthesis(Case):
             with mock.patch.multiple(synthesizer, _vocabulary=two, _synthesize_batch=compute):
                 synthesizer.synthesize(self.text, language="en", accent=accent)
             self.assertEqual(compute.call_args.args[2], row)
-            self.assertEqual(compute.call_args.args[3].accent, strength)
+            self.assertEqual(compute.call_args.args[3].accent_strength, strength)
 
     def test_unusable_references_are_errors(self):
         text = folder / "notes.wav"

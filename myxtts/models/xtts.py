@@ -64,6 +64,8 @@ class SynthesisOptions:
     The energy that is added to each token also changes its timbre, as in a louder voice.
     """
 
+    # How far the language embedding is from the mean of all, relative to training.
+    accent_strength: float = 1.0
     speed: float = 1.0  # 2 halves every duration
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
@@ -72,8 +74,6 @@ class SynthesisOptions:
     variety: float = 1.0
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
-    # How far the language embedding is from the mean of all, relative to training.
-    accent: float = 1.0
     seed: int = 0  # of the initial noise
 
     def tensors(self) -> list[tf.Tensor]:
@@ -88,13 +88,13 @@ TEXT_INPUTS = "tokens", "token_count", "language", "reference", "reference_frame
 
 SYNTHESIS_SIGNATURE = (
     *(tensor_specs(TTS_FEATURES)[name] for name in TEXT_INPUTS),
+    tf.TensorSpec([], tf.float32, "accent_strength"),
     tf.TensorSpec([], tf.float32, "speed"),
     tf.TensorSpec([], tf.float32, "pitch_semitones"),
     tf.TensorSpec([], tf.float32, "energy_db"),
     tf.TensorSpec([], tf.float32, "variety"),
     tf.TensorSpec([], tf.int32, "ode_steps"),
     tf.TensorSpec([], tf.float32, "guidance"),
-    tf.TensorSpec([], tf.float32, "accent"),
     tf.TensorSpec([2], tf.int32, "seed"),
 )
 """Input signature of `XTTS.synthesize_mel`: TEXT_INPUTS and SynthesisOptions."""
@@ -302,12 +302,12 @@ class XTTS(keras.Model):
         texts = dict(zip(TEXT_INPUTS, inputs, strict=False))
         keep = keep_mask(texts["reference_frames"], 0.0, None, "reference")
         speaker = self.speaker_condition(texts, keep)
-        *options, accent, seed = inputs[len(TEXT_INPUTS) :]
+        strength, *options = inputs[len(TEXT_INPUTS) :]
         embed = self.language_embedding
         mean = tf.reduce_mean(embed(tf.range(embed.input_dim)), axis=0)
-        further = tf.cast(accent - 1.0, mean.dtype) * (embed(texts["language"]) - mean)
+        further = tf.cast(strength - 1.0, mean.dtype) * (embed(texts["language"]) - mean)
         speaker = speaker._replace(style=speaker.style + further)
-        return self.mel_of_texts(speaker, texts, *[*options, seed])
+        return self.mel_of_texts(speaker, texts, *options)
 
     def mel_of_texts(
         self,

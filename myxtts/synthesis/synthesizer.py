@@ -31,7 +31,7 @@ from myxtts.training.runs import TrainedRun
 BATCH_CHUNKS = 8
 # Of SynthesisOptions. With 1, fewer people keep their voice in a language that they never spoke;
 # with 2, speech is rated worse (docs/experiments/tts.md).
-ACCENT = 1.5
+ACCENT_STRENGTH = 1.5
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Synthesizer:
         mel = self._reference_mel(references)
         options = options or self.options
         if accent:
-            options = replace(options, accent=ACCENT)
+            options = replace(options, accent_strength=ACCENT_STRENGTH)
         return self._speak(chunks, mel, language, row, options)
 
     def _speak(

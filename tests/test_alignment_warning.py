@@ -33,6 +33,11 @@ class AlignmentWarningTest(unittest.TestCase):
         expected = "42% explained by the recordings, 10% of the tokens with one frame (good)"
         self.assertEqual(warning.line, expected)
 
+    def test_many_tokens_of_one_frame_are_no_good_alignment(self):
+        warning = AlignmentWarning()
+        self.assertEqual(self.messages(warning, (3000, 0.54, 0.25)), [])
+        self.assertTrue(warning.line.endswith("25% of the tokens with one frame (fair)"))
+
     def test_one_report_is_enough_and_other_tasks_have_no_alignment(self):
         warning = AlignmentWarning()
         self.assertEqual(warning.line, "")

@@ -18,7 +18,7 @@ from myxtts.config.flags import SETTINGS
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.files import write_whole
-from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, alignment_fault, alignment_words
+from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, alignment_grade, alignment_words
 from myxtts.report.metrics import FIGURES, History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
@@ -135,11 +135,9 @@ def is_aligned(history: History) -> Answer:
         if not points or history.step < CHECKED_STEP:
             return Answer(question, "unknown", "too early")
         means.append(sum(point.mean for point in points) / len(points))
-    words = alignment_words(means[0], means[1])
-    fault = alignment_fault(means[0], means[1])
-    if fault:
-        return Answer(question, "bad", f"no: {fault}", words)
-    return Answer(question, "good", f"yes: {words}")
+    grade = alignment_grade(*means)
+    answer = {"good": "yes", "fair": "partly", "bad": "no"}[grade]
+    return Answer(question, grade, f"{answer}: {alignment_words(*means)}")
 
 
 def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:

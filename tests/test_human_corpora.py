@@ -29,9 +29,10 @@ class CorporaTest(FolderCase):
         lines.append('( ru_0021 "' + "а" * 30 + '" )')
         self.write(f"{voice}/etc/txt.done.data", "\n".join(lines) + "\n")
 
-    def make(self, name="festvox-ru", source="from", held_out=None):
+    def make(self, name="festvox-ru", source="from", held_out=None, fold=0):
         out = self.folder / "out"
-        corpora.make_corpus(name, out, self.folder / source, self.folder / "packages", held_out)
+        store = self.folder / "packages"
+        corpora.make_corpus(name, out, self.folder / source, store, held_out, fold)
         return corpora.read_tables(out)
 
     def test_every_20th_sentence_is_held_out_and_texts_too_long_for_their_speech_are_left_out(self):
@@ -59,15 +60,19 @@ class CorporaTest(FolderCase):
         for package in ("asterisk-core-sounds-en", "asterisk-core-sounds-en-g722"):
             (self.folder / "from/usr/share/doc" / package).mkdir()
         soundfile.write(self.write(f"{sounds}/d.wav"), sine(100, 2.0), 22_050)
-        lines = gzip.compress(b"a/b: Hello.\nc: Missing.\nd: This is a sentence.")
+        soundfile.write(self.write(f"{sounds}/e.wav"), sine(100, 2.0), 22_050)
+        texts = b"a/b: Hello.\nc: Missing.\nd: This is a sentence.\ne: And this is another."
+        lines = gzip.compress(texts)
         self.write("from/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz", lines)
         training, held_out = self.make("prompts-en").values()
         self.assertEqual(
             ([row["path"] for row in training], held_out[0]["path"]),
-            (["wavs/d.wav"], "wavs/a/b.wav"),
+            (["wavs/d.wav", "wavs/e.wav"], "wavs/a/b.wav"),
         )
-        training, held_out = self.make("prompts-en", held_out=1).values()
-        self.assertEqual((training[0]["path"], held_out[0]["path"]), ("wavs/a/b.wav", "wavs/d.wav"))
+        for fold, path in enumerate(("wavs/d.wav", "wavs/e.wav")):
+            training, held_out = self.make("prompts-en", held_out=1, fold=fold).values()
+            self.assertEqual([row["path"] for row in held_out], [path])
+            self.assertEqual((len(training), training[0]["path"]), (2, "wavs/a/b.wav"))
 
 
 class PageTest(FolderCase):

@@ -5,9 +5,10 @@
 
 A corpus is a folder data/human/NAME for --train-data: `metadata_train.csv` and `metadata_eval.csv`
 (path|text|speaker|language), the second with the sentences that are held out, every 20th or, with
---held-out N, N of those with four words or more; and `wavs/`, a link to the recordings. `apt-get
-download` fetches the packages, unless --from names a folder that has them, as files *.deb or
-unpacked (/ if they are installed). The prompts of Asterisk need ffmpeg.
+--held-out N, N of those with four words or more, and with --fold 1 as well the sentences after
+those; and `wavs/`, a link to the recordings. `apt-get download` fetches the packages, unless --from
+names a folder that has them, as files *.deb or unpacked (/ if they are installed). The prompts of
+Asterisk need ffmpeg.
 
 festvox-ru is one man who reads Russian for 99 minutes (BSD-like licence). The others are telephone
 prompts by professional speakers, from one word to a minute (CC-BY-SA-3.0, CC-BY-3.0; armelle:
@@ -89,19 +90,21 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=OUT, help=f"folder of the corpora ({OUT})")
     parser.add_argument("--held-out", type=int, metavar="N", help="hold out N sentences")
+    parser.add_argument("--fold", type=int, default=0, metavar="K", help="the K-th after each of N")
     parser.add_argument("--from", dest="source", type=Path, help="folder of the packages")
     options = parser.parse_args()
     for name in options.names:
         folder = options.out / name
         if not all((folder / table).exists() for table in TABLES):
-            make_corpus(name, folder, options.source, options.out / "packages", options.held_out)
+            store, held_out = options.out / "packages", options.held_out
+            make_corpus(name, folder, options.source, store, held_out, options.fold)
         rows = read_tables(folder)
         print(f"{folder}: {len(rows[TABLES[0]])} utterances, {len(rows[TABLES[1]])} held out")
     return 0
 
 
 def make_corpus(
-    name: str, folder: Path, source: Path | None, store: Path, held_out: int | None
+    name: str, folder: Path, source: Path | None, store: Path, held_out: int | None, fold: int = 0
 ) -> None:
     """Write the tables of a corpus and a link to its recordings; DataError without its packages."""
     corpus = CORPORA[name]
@@ -130,7 +133,8 @@ def make_corpus(
         # Evenly, so that the voice also learns from sentences.
         long = [i for i, row in rows.items() if len(row["text"].split()) >= MIN_HELD_OUT_WORDS]
         count = min(held_out, len(long))
-        chosen = [long[len(long) * number // count] for number in range(count)]
+        firsts = [len(long) * number // count for number in range(count)]
+        chosen = [long[(first + fold) % len(long)] for first in firsts]
     tables: dict[str, list[Row]] = {table: [] for table in TABLES}
     for number, row in rows.items():
         tables[TABLES[number in chosen]].append(row)

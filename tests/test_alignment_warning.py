@@ -18,12 +18,12 @@ class AlignmentWarningTest(unittest.TestCase):
 
     def test_it_warns_once_by_step_500_with_what_is_wrong(self):
         for evidence, short, words in (
-            (0.1, 0.2, "recordings explain only 10% of where their texts are"),
-            (0.6, 0.5, "50% of the tokens have a single frame"),
+            (0.1, 0.2, "10% explained by the recordings"),
+            (0.6, 0.5, "60% explained by the recordings, 50% of the tokens with one frame"),
         ):
             reports = [(step, evidence, short) for step in range(100, 1100, 100)]
             (message,) = self.messages(AlignmentWarning(), *reports)
-            self.assertIn(f"at step 400 {words}", message)
+            self.assertIn(f"at step 400: {words}", message)
 
     def test_a_good_alignment_is_not_warned_about_because_of_a_bad_start_or_a_batch(self):
         figures = [0.05, 0.5, 0.5, 0.3, 0.2, 0.5, 0.6]

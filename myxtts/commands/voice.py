@@ -48,9 +48,7 @@ HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and m
 GPUS = "data_gpu", "model_gpu"
 OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
-# The share of the time of each run is that of configs/human*.yaml, as measured in
-# docs/guides/voices.md: 15 and 31 minutes. A tenth of it is kept for starts, validations and
-# samples, which was not measured over an hour.
+# As configs/human*.yaml, 15 and 31 minutes. A tenth is kept for starts, validations and samples.
 SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
 STEPPING = 0.9
 # Steps 16 to 30 of a voice took 1.6 times as long as those from 41 on (configs/human.yaml).

@@ -86,9 +86,7 @@ def _unmet(conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> li
 
 
 def _is_met(condition: Condition, value: Any) -> bool:
-    if isinstance(condition, tuple):
-        return value in condition
-    return bool(value) is condition
+    return value in condition if isinstance(condition, tuple) else bool(value) is condition
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -24,19 +24,11 @@ REPORTS = 5
 log = logging.getLogger(__name__)
 
 
-def alignment_fault(evidence: float, short: float) -> str:
-    """Return what is wrong with the alignment, or an empty text."""
-    if evidence < LEAST_EVIDENCE:
-        return f"recordings explain only {evidence:.0%} of where their texts are"
-    if short > MOST_SHORT:
-        return f"{short:.0%} of the tokens have a single frame"
-    return ""
-
-
 def alignment_grade(evidence: float, short: float) -> str:
     """Return bad, fair or good; fair is usual until step 1,000, and later loses words."""
-    grade = "fair" if short > MANY_SHORT else "good"
-    return "bad" if alignment_fault(evidence, short) else grade
+    if evidence < LEAST_EVIDENCE or short > MOST_SHORT:
+        return "bad"
+    return "fair" if short > MANY_SHORT else "good"
 
 
 def alignment_words(evidence: float, short: float) -> str:
@@ -55,12 +47,12 @@ class AlignmentWarning:
         if EVIDENCE not in metrics:
             return
         self._figures.append((metrics[EVIDENCE], metrics[SHORT]))
-        fault = alignment_fault(*self._means())
-        if step < CHECKED_STEP or self._has_warned or not fault:
+        means = self._means()
+        if step < CHECKED_STEP or self._has_warned or alignment_grade(*means) != "bad":
             return
         self._has_warned = True
         advice = "Compare texts, recordings and --language, and look at samples/; then start again."
-        log.warning("no alignment   at step %d %s. %s", step, fault, advice)
+        log.warning("no alignment   at step %d: %s. %s", step, alignment_words(*means), advice)
 
     def _means(self) -> list[float]:
         return [fmean(figures) for figures in zip(*self._figures, strict=True)]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from myxtts.clock import MODEL, Span, Timeline, format_duration
@@ -129,12 +130,10 @@ def is_starving(history: History) -> Answer:
 def is_aligned(history: History) -> Answer:
     """Answer by the newest reports of a voice."""
     question = "Does it know which sound is which?"
-    means = []
-    for name in (EVIDENCE, SHORT):
-        points = history.points(name)[-RECENT:]
-        if not points or history.step < CHECKED_STEP:
-            return Answer(question, "unknown", "too early")
-        means.append(sum(point.mean for point in points) / len(points))
+    recent = [history.points(name)[-RECENT:] for name in (EVIDENCE, SHORT)]
+    if not all(recent) or history.step < CHECKED_STEP:
+        return Answer(question, "unknown", "too early")
+    means = [fmean(point.mean for point in points) for points in recent]
     grade = alignment_grade(*means)
     answer = {"good": "yes", "fair": "partly", "bad": "no"}[grade]
     return Answer(question, grade, f"{answer}: {alignment_words(*means)}")

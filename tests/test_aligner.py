@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from fakes.copies import find_copies
 from myxtts.models import aligner
-from myxtts.models.aligner import Aligner, diagonal_prior
+from myxtts.models.aligner import Aligner, diagonal_prior, normalised_bands
 from myxtts.models.alignment import path_losses, search_by_frames, sum_over_paths
 from myxtts.models.ctc import ctc_losses_by_recursion
 from tests.two_devices import MODEL
@@ -22,6 +22,26 @@ class Prior(unittest.TestCase):
         # Frame 0 of 6 and token 0 of 3: 1/12 and 1/6.
         self.assertAlmostEqual(scores[0, 0, 0], -np.log1p((1 / 12 / 0.05) ** 2), places=5)
         self.assertEqual(scores[0, 0, 3], aligner.PADDING_SCORE)
+
+
+class Bands(unittest.TestCase):
+    def test_level_and_colour_of_a_room_padding_and_bands_without_sound_change_nothing(self):
+        random = np.random.default_rng(0)
+        mel = random.normal(size=(2, 50, 4)).astype(np.float32)
+        mel[..., 3] = -2.0
+        real = np.ones([2, 50], np.float32)
+        real[1, 30:] = 0.0
+        bands = normalised_bands(mel, real).numpy()
+        np.testing.assert_array_equal(bands[1, 30:], 0.0)
+        np.testing.assert_array_equal(bands[..., 3], 0.0)
+        for row, frames in enumerate((50, 30)):
+            of_row = bands[row, :frames, :3]
+            np.testing.assert_allclose(of_row.mean(axis=0), 0.0, atol=1e-5)
+            np.testing.assert_allclose(of_row.std(axis=0), 1.0, atol=0.02)
+        room = mel + random.normal(size=[2, 1, 4]).astype(np.float32)
+        np.testing.assert_allclose(normalised_bands(room, real), bands, atol=1e-5)
+        none = normalised_bands(mel, np.zeros([2, 50], np.float32))
+        np.testing.assert_array_equal(none, 0.0)
 
 
 class Losses(unittest.TestCase):

@@ -44,12 +44,22 @@ class Aligner(CompositeLayer):
         And that of the prior alone. Normalised mel float32 [B, T, 80]; `real`, float32 [B, T], 0
         for padding; tokens int32 [B, N], token_count int32 [B].
         """
-        hidden = self.hidden(self.conv(mel * real[:, :, None]))
+        hidden = self.hidden(self.conv(normalised_bands(mel, real)))
         symbols = self.symbol_embedding(tokens)
         products = tf.matmul(self.out(self.norm(hidden)), symbols, transpose_b=True)
         prior = diagonal_prior(real, token_count, tf.shape(tokens)[1])
         scores = products * (SCALE * CHANNELS**-0.5) + prior
         return tf.nn.log_softmax(scores), tf.nn.log_softmax(prior)
+
+
+def normalised_bands(mel, real):
+    """Return each band of each recording with mean 0 and deviation 1, against rooms and noise."""
+    real = real[:, :, None]
+    frames = tf.maximum(tf.reduce_sum(real, 1, keepdims=True), 1.0)
+    mel = (mel - tf.reduce_sum(mel * real, 1, keepdims=True) / frames) * real
+    variance = tf.reduce_sum(tf.square(mel), 1, keepdims=True) / frames
+    # A band without sound, above a band limit, has none.
+    return mel * tf.math.rsqrt(variance + 0.01)
 
 
 def diagonal_prior(real, token_count, padded_tokens):

@@ -6,7 +6,7 @@ in the rhythm of speech. The figures tell on their own.
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -24,15 +24,18 @@ REPORTS = 5
 log = logging.getLogger(__name__)
 
 
-def alignment_grade(evidence: float, short: float) -> str:
-    """Return bad, fair or good; fair is usual until step 1,000, and later loses words."""
-    if evidence < LEAST_EVIDENCE or short > MOST_SHORT:
-        return "bad"
-    return "fair" if short > MANY_SHORT else "good"
+def judge_alignment(evidence: Iterable[float], short: Iterable[float]) -> tuple[str, str]:
+    """Return bad, fair or good, by the means of reports, and the means in words.
 
-
-def alignment_words(evidence: float, short: float) -> str:
-    return f"{evidence:.0%} explained by the recordings, {short:.0%} of the tokens with one frame"
+    Fair is usual until step 1,000; later words are left out and repeated.
+    """
+    explained, in_one = fmean(evidence), fmean(short)
+    words = (
+        f"{explained:.0%} explained by the recordings, {in_one:.0%} of the tokens with one frame"
+    )
+    if explained < LEAST_EVIDENCE or in_one > MOST_SHORT:
+        return "bad", words
+    return "fair" if in_one > MANY_SHORT else "good", words
 
 
 class AlignmentWarning:
@@ -47,20 +50,17 @@ class AlignmentWarning:
         if EVIDENCE not in metrics:
             return
         self._figures.append((metrics[EVIDENCE], metrics[SHORT]))
-        means = self._means()
-        if step < CHECKED_STEP or self._has_warned or alignment_grade(*means) != "bad":
+        grade, words = judge_alignment(*zip(*self._figures, strict=True))
+        if step < CHECKED_STEP or self._has_warned or grade != "bad":
             return
         self._has_warned = True
         advice = "Compare texts, recordings and --language, and look at samples/; then start again."
-        log.warning("no alignment   at step %d: %s. %s", step, alignment_words(*means), advice)
-
-    def _means(self) -> list[float]:
-        return [fmean(figures) for figures in zip(*self._figures, strict=True)]
+        log.warning("no alignment   at step %d: %s. %s", step, words, advice)
 
     @property
     def line(self) -> str:
         """The alignment of the newest reports in words; empty without any."""
         if not self._figures:
             return ""
-        means = self._means()
-        return f"{alignment_words(*means)} ({alignment_grade(*means)})"
+        grade, words = judge_alignment(*zip(*self._figures, strict=True))
+        return f"{words} ({grade})"

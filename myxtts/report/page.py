@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from myxtts.clock import MODEL, Span, Timeline, format_duration
@@ -19,7 +18,7 @@ from myxtts.config.flags import SETTINGS
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.files import write_whole
-from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, alignment_grade, alignment_words
+from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, judge_alignment
 from myxtts.report.metrics import FIGURES, History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
@@ -133,10 +132,9 @@ def is_aligned(history: History) -> Answer:
     recent = [history.points(name)[-RECENT:] for name in (EVIDENCE, SHORT)]
     if not all(recent) or history.step < CHECKED_STEP:
         return Answer(question, "unknown", "too early")
-    means = [fmean(point.mean for point in points) for points in recent]
-    grade = alignment_grade(*means)
+    grade, words = judge_alignment(*([point.mean for point in points] for points in recent))
     answer = {"good": "yes", "fair": "partly", "bad": "no"}[grade]
-    return Answer(question, grade, f"{answer}: {alignment_words(*means)}")
+    return Answer(question, grade, f"{answer}: {words}")
 
 
 def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:

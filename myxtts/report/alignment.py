@@ -33,9 +33,10 @@ def judge_alignment(evidence: Iterable[float], short: Iterable[float]) -> tuple[
     words = (
         f"{explained:.0%} explained by the recordings, {in_one:.0%} of the tokens with one frame"
     )
+    grade = "fair" if in_one > MANY_SHORT else "good"
     if explained < LEAST_EVIDENCE or in_one > MOST_SHORT:
-        return "bad", words
-    return "fair" if in_one > MANY_SHORT else "good", words
+        grade = "bad"
+    return grade, words
 
 
 class AlignmentWarning:

@@ -48,7 +48,7 @@ HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and m
 GPUS = "data_gpu", "model_gpu"
 OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
-# As configs/human*.yaml, 15 and 31 minutes. A tenth is kept for starts, validations and samples.
+# As in configs/human*.yaml: 15 and 31 minutes. A tenth is for starts, validations and samples.
 SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
 STEPPING = 0.9
 # Steps 16 to 30 of a voice took 1.6 times as long as those from 41 on (configs/human.yaml).

@@ -86,7 +86,9 @@ def _unmet(conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> li
 
 
 def _is_met(condition: Condition, value: Any) -> bool:
-    return value in condition if isinstance(condition, tuple) else bool(value) is condition
+    if isinstance(condition, tuple):
+        return value in condition
+    return bool(value) is condition
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -53,13 +53,15 @@ class Aligner(CompositeLayer):
 
 
 def normalised_bands(mel, real):
-    """Return each band of each recording with mean 0 and deviation 1, against rooms and noise."""
+    """Return each band of each recording with mean 0 and deviation 1, against rooms and noise.
+
+    The arguments are those of `Aligner.call`. Padding, and a band without sound, become 0.
+    """
     real = real[:, :, None]
     frames = tf.maximum(tf.reduce_sum(real, 1, keepdims=True), 1.0)
     mel = (mel - tf.reduce_sum(mel * real, 1, keepdims=True) / frames) * real
-    variance = tf.reduce_sum(tf.square(mel), 1, keepdims=True) / frames
-    # A band without sound, above a band limit, has none.
-    return mel * tf.math.rsqrt(variance + 0.01)
+    # 0.01, since a band above a band limit has no variance.
+    return mel * tf.math.rsqrt(0.01 + tf.reduce_sum(tf.square(mel), 1, keepdims=True) / frames)
 
 
 def diagonal_prior(real, token_count, padded_tokens):

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import unittest
+from unittest import mock
 
 import numpy as np
 import soundfile
@@ -73,6 +74,18 @@ class CorporaTest(FolderCase):
             training, held_out = self.make("prompts-en", held_out=1, fold=fold).values()
             self.assertEqual([row["path"] for row in held_out], [path])
             self.assertEqual((len(training), training[0]["path"]), (2, "wavs/a/b.wav"))
+
+    def test_another_fold_needs_the_number_of_sentences(self):
+        words = ["corpora.py", "prompts-en", "--fold", "1"]
+        said = io.StringIO()
+        with (
+            mock.patch("sys.argv", words),
+            contextlib.redirect_stderr(said),
+            self.assertRaises(SystemExit) as ended,
+        ):
+            corpora.main()
+        self.assertEqual(ended.exception.code, 2)
+        self.assertIn("--fold needs --held-out", said.getvalue())
 
 
 class PageTest(FolderCase):

@@ -93,6 +93,8 @@ def main() -> int:
     parser.add_argument("--fold", type=int, default=0, metavar="K", help="the K-th after each of N")
     parser.add_argument("--from", dest="source", type=Path, help="folder of the packages")
     options = parser.parse_args()
+    if options.fold and options.held_out is None:
+        parser.error("--fold needs --held-out: every 20th sentence is held out without it")
     for name in options.names:
         folder = options.out / name
         if not all((folder / table).exists() for table in TABLES):

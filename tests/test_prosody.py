@@ -12,6 +12,7 @@ from myxtts.models.prosody import (
     Prosody,
     ProsodyDistribution,
     correlated_noise,
+    pitch_hz,
     target_prosody,
     token_ends,
     token_ends_within,
@@ -40,7 +41,9 @@ class Target(unittest.TestCase):
         self.assertEqual(inputs.tolist(), [[[0.0, 0.0, 1.0], [0.5, 3.5, 2.0]]])
 
 
-def distribution(std=0.1, pause=(-999.0, 0.0, 1.0), tokens=1, **means) -> ProsodyDistribution:
+def distribution(
+    std=0.1, pause=(-999.0, 0.0, 1.0), tokens=1, pitch_range=((-99.0, 99.0),), **means
+) -> ProsodyDistribution:
     """Return the distribution of tokens that are no pauses unless `pause` has other log-odds."""
 
     def filled(value):
@@ -48,18 +51,21 @@ def distribution(std=0.1, pause=(-999.0, 0.0, 1.0), tokens=1, **means) -> Prosod
 
     mean = Prosody(*(filled(means.get(name, 0.0)) for name in Prosody._fields))
     stds = Prosody(*(filled(std) for _ in Prosody._fields))
-    return ProsodyDistribution(mean, stds, *map(filled, pause))
+    return ProsodyDistribution(mean, stds, *map(filled, pause), *tf.split(pitch_range, 2, axis=1))
 
 
 class Distribution(unittest.TestCase):
     def test_outputs_of_zero_are_a_mean_of_zero_and_one_deviation(self):
-        of = ProsodyDistribution.of_outputs(tf.zeros([1, 2, OUTPUTS]))
+        of = ProsodyDistribution.of_outputs(tf.zeros([1, 2, OUTPUTS]), tf.zeros([1, 2]))
         np.testing.assert_allclose(tf.stack(of.mean)[:, 0, 0], [0.0, 0.5, 0.0, 0.0])
         deviation = 0.05 + np.log(2.0)
         np.testing.assert_allclose(
             tf.stack(of.std)[:, 0, 0], [deviation, 0.0, deviation, deviation], rtol=1e-6
         )
-        np.testing.assert_allclose(tf.stack(of[2:])[:, 0, 0], [-2.0, 3.0, deviation], rtol=1e-6)
+        np.testing.assert_allclose(tf.stack(of[2:5])[:, 0, 0], [-2.0, 3.0, deviation], rtol=1e-6)
+        # 60 to 600 Hz, all that is looked for in recordings.
+        limits = tf.concat([of.lowest_pitch, of.highest_pitch], axis=1)
+        np.testing.assert_allclose(pitch_hz(limits), [[60.0, 600.0]], rtol=1e-5)
 
     def test_errors_are_likelihoods_of_a_normal_distribution_that_outliers_cannot_rule(self):
         for name, loss in (("log_duration", "duration"), ("energy", "energy")):
@@ -75,10 +81,10 @@ class Distribution(unittest.TestCase):
                 np.testing.assert_allclose(errors[loss], [[expected]], rtol=1e-5)
 
     def test_pitch_counts_by_the_voiced_fraction_whose_error_is_added(self):
-        predicted = distribution(voiced=0.25)
+        predicted = distribution(voiced=0.25, pitch_range=[[-1.0, 1.0]])
         errors = predicted.errors(prosody(voiced=[0.75], pitch=[0.1]))
         np.testing.assert_allclose(
-            errors["pitch"], [[0.75 * (np.log(2.0) + 0.5) + 0.25]], rtol=1e-5
+            errors["pitch"], [[0.75 * (np.log(2.0) + 0.5 + 0.02) + 0.25]], rtol=1e-5
         )
         self.assertEqual(predicted.errors(prosody(voiced=[0.25]))["duration"].shape, (1, 1))
 
@@ -135,6 +141,32 @@ class Distribution(unittest.TestCase):
             for padding in (0, 30)
         )
         np.testing.assert_allclose(short[0], long[0, :3], atol=1e-6)
+
+
+class PitchRange(unittest.TestCase):
+    def test_the_range_that_costs_least_holds_98_percent_of_the_voiced_pitches(self):
+        pitches = np.random.default_rng(1).normal(2.0, 1.0, 5_000).astype(np.float32)
+        # Octave errors of a creaky voice, and unvoiced tokens, whose pitch is 0.
+        pitches[:25] += 4.0
+        target = prosody(
+            pitch=pitches.tolist() + [0.0] * 5_000, voiced=[1.0] * 5_000 + [0.0] * 5_000
+        )
+        pitch_range = tf.Variable([[-5.0, 8.0]])
+        for _ in range(400):
+            with tf.GradientTape() as tape:
+                errors = distribution(1.0, pitch_range=pitch_range).errors(target)
+                loss = tf.reduce_mean(errors["pitch"])
+            pitch_range.assign_sub(20.0 * tape.gradient(loss, pitch_range))
+        expected = np.quantile(pitches, [0.01, 0.99])
+        np.testing.assert_allclose(pitch_range[0], expected, atol=0.1)
+
+    def test_a_drawn_pitch_stays_in_the_range_and_a_mean_where_it_is(self):
+        texts = tf.ones([1, 4_000], tf.int32)
+        for mean, lowest, highest in ((2.0, 1.5, 2.75), (4.0, 1.5, 4.0), (1.0, 1.0, 2.75)):
+            of = distribution(2.0, tokens=4_000, pitch_range=[[1.5, 2.75]], pitch=mean)
+            drawn = of.sample(1.0, [5, 6], texts).pitch.numpy()
+            self.assertEqual((drawn.min(), drawn.max()), (lowest, highest))
+            np.testing.assert_array_equal(of.sample(0.0, [5, 6], texts).pitch, of.mean.pitch)
 
 
 class FrameEnds(unittest.TestCase):

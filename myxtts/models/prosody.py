@@ -1,15 +1,18 @@
 """Prosody of tokens: duration, pitch and energy."""
 
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
 from myxtts.portable_ops import float32_matmul, fold_in, stateless_normal
 
 # The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of
 # 3 semitones.
 PITCH_CENTRE_HZ = 150.0
 PITCH_UNIT_SEMITONES = 3.0
+PITCH_UNITS_PER_OCTAVE = 12.0 / PITCH_UNIT_SEMITONES
 # 2.3 s: limits the durations of an untrained predictor.
 MAX_TOKEN_FRAMES = 200.0
 # The least standard deviation that is predicted, so that a likelihood stays finite.
@@ -27,6 +30,9 @@ DURATION_VARIETY = 0.5
 # that of durations is 0.
 CORRELATIONS = {"pitch": 0.8, "energy": 0.6}
 OUTPUTS = 10
+# Fraction of the pitches of a speaker's tokens below his range, and as many lie above. Beyond what
+# it has learnt, a decoder makes bursts: of 65 and 273 dB, half an octave above the mean.
+BEYOND_RANGE = 0.01
 
 
 class Prosody(NamedTuple):
@@ -50,7 +56,7 @@ def target_prosody(mel, f0_hz, path, tokens):
     """
     voiced = tf.cast(f0_hz > 0.0, tf.float32)
     octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)
-    pitch = octaves * (12.0 / PITCH_UNIT_SEMITONES)
+    pitch = octaves * PITCH_UNITS_PER_OCTAVE
     values = [tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)]
     sums = float32_matmul(tf.one_hot(path, tokens), tf.stack(values, axis=-1), transpose_a=True)
     frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
@@ -73,23 +79,35 @@ class ProsodyDistribution(NamedTuple):
     pause_logit: tf.Tensor  # log-odds of the second distribution of durations, float32 [B, N]
     pause_mean: tf.Tensor  # its mean and standard deviation, as log_duration
     pause_std: tf.Tensor
+    lowest_pitch: tf.Tensor  # quantiles of the speaker's pitches, in the unit of pitch, [B, 1]
+    highest_pitch: tf.Tensor
 
     @classmethod
-    def of_outputs(cls, outputs) -> "ProsodyDistribution":
-        """Return the distribution of a network's outputs, float32 [B, N, OUTPUTS]."""
+    def of_outputs(cls, outputs, range_outputs) -> "ProsodyDistribution":
+        """Return the distribution of a network's outputs.
+
+        These are float32 [B, N, OUTPUTS] for the tokens and [B, 2] for the range of the speaker.
+        Outputs of 0 are the range of all voices.
+        """
         log_duration, voiced, pitch, energy, logit, pause, *stds = tf.unstack(outputs, axis=-1)
         duration_std, pitch_std, energy_std, pause_std = (
             MIN_STD + tf.nn.softplus(std) for std in stds
         )
         mean = Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
         std = Prosody(duration_std, tf.zeros_like(voiced), pitch_std, energy_std)
-        return cls(mean, std, PAUSE_LOGIT + logit, PAUSE_LOG_DURATION + pause, pause_std)
+        pause = PAUSE_LOGIT + logit, PAUSE_LOG_DURATION + pause, pause_std
+        every_voice = [
+            PITCH_UNITS_PER_OCTAVE * math.log2(hz / PITCH_CENTRE_HZ)
+            for hz in (F0_MIN_HZ, F0_MAX_HZ)
+        ]
+        return cls(mean, std, *pause, *tf.split(range_outputs + every_voice, 2, axis=1))
 
     def errors(self, target: Prosody):
         """Return the negative log-likelihood of each token by loss, [B, N].
 
         Without its constants, at least 0, and linear in errors beyond LINEAR_ERROR deviations.
-        Pitch counts by the voiced fraction, whose squared error is added.
+        Pitch counts by the voiced fraction, whose squared error is added. With it counts the range
+        of pitches, by the loss that is least at quantiles (Koenker & Bassett 1978).
         """
         mean, std = self.mean, self.std
         spoken = unlikelihood(mean.log_duration, std.log_duration, target.log_duration)
@@ -97,6 +115,8 @@ class ProsodyDistribution(NamedTuple):
         is_spoken = tf.math.log_sigmoid(-self.pause_logit) - spoken
         is_pause = tf.math.log_sigmoid(self.pause_logit) - pause
         pitch = unlikelihood(mean.pitch, std.pitch, target.pitch)
+        for inside in (target.pitch - self.lowest_pitch, self.highest_pitch - target.pitch):
+            pitch += tf.maximum(BEYOND_RANGE * inside, (BEYOND_RANGE - 1.0) * inside)
         return {
             # The logarithm of the sum of both.
             "duration": -(is_spoken + tf.nn.softplus(is_pause - is_spoken)),
@@ -117,6 +137,7 @@ class ProsodyDistribution(NamedTuple):
     def sample(self, variety, seed, texts) -> Prosody:
         """Draw a prosody: `variety`, a scalar from 0, the average, to 1, what people vary.
 
+        Pitches stay within the range of the speaker, or at the mean where that is outside.
         The noise is a function of seed and text: int32 [2], and token ids, int32 [B, N], padded
         with 0. So a speaker does not begin each sentence alike.
         """
@@ -139,6 +160,9 @@ class ProsodyDistribution(NamedTuple):
             + variety * getattr(self.std, name) * noise(name, correlation)
             for name, correlation in CORRELATIONS.items()
         }
+        lowest = tf.minimum(self.lowest_pitch, self.mean.pitch)
+        highest = tf.maximum(self.highest_pitch, self.mean.pitch)
+        varied["pitch"] = tf.minimum(tf.maximum(varied["pitch"], lowest), highest)
         return average._replace(log_duration=tf.math.log(frames), **varied)
 
 
@@ -170,7 +194,7 @@ def correlated_noise(texts, correlation, seed):
 
 def pitch_hz(pitch):
     """Return frequencies in Hz of pitches in the unit of `Prosody.pitch`."""
-    return PITCH_CENTRE_HZ * tf.exp(pitch * (PITCH_UNIT_SEMITONES / 12.0) * tf.math.log(2.0))
+    return PITCH_CENTRE_HZ * tf.exp(pitch / PITCH_UNITS_PER_OCTAVE * tf.math.log(2.0))
 
 
 def token_ends(log_duration, mask, speed):

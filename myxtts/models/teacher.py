@@ -32,7 +32,7 @@ class TeacherModel:
             T].
         """
         speaker, encoded, mean, mask = self.network.encode_texts(batch)
-        predicted = self.network.predict_prosody(encoded, speaker.style, mask).average()
+        predicted = self.network.predict_prosody(encoded, speaker, mask).average()
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
         limit = tf.cast(padded_frames, tf.float32)
         ends = prosody.token_ends_within(predicted.log_duration, real_token, limit)

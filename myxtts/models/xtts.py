@@ -177,8 +177,7 @@ class XTTS(keras.Model):
         )
         self.language_embedding = layers.Embedding(languages, channels, name="language_embedding")
         self.symbol_embedding = layers.Embedding(symbols, channels, name="symbol_embedding")
-        # The mean mel depends on its own token only, so that it is that of the token, whatever the
-        # decoder adds: with neighbours in view it could learn the mel of the next one.
+        # The mean mel sees its own token only: with neighbours in view it could learn their mels.
         self.token_conv = layers.ConvBlock(channels, 1, dropout, name="token_conv")
         # One output more is the weight of the average spectrum, which silence learns to be 0.
         self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")
@@ -190,6 +189,7 @@ class XTTS(keras.Model):
         self.prosody_attention = attention("prosody_attention", prosody_dropout)
         self.prosody_convs = convs("prosody", 2, 3, prosody_dropout)
         self.prosody_out = layers.Dense(prosody.OUTPUTS, name="prosody_out", **zeros)
+        self.pitch_range = layers.Dense(2, name="pitch_range", **zeros)
         self.prosody_in = layers.Dense(channels, name="prosody_in")
         self.decoder_in = layers.Dense(channels, name="decoder_in")
         self.decoder_convs = convs("decoder", size.decoder_blocks)
@@ -215,10 +215,11 @@ class XTTS(keras.Model):
         encoder = [self.voice_attention, *self.encoder_attention, *self.encoder_convs, self.aligner]
         decoder = [self.prosody_in, self.decoder_in, *self.decoder_convs, self.decoder_out]
         time = [self.time_in, self.time_out, self.no_condition]
+        prosody_out = [self.prosody_out, self.pitch_range]
         return {
             "reference_encoder": [self.reference_encoder],
             "text_encoder": [*text, *encoder],
-            "prosody": [self.prosody_attention, *self.prosody_convs, self.prosody_out],
+            "prosody": [self.prosody_attention, *self.prosody_convs, *prosody_out],
             "decoder": [*decoder, *time, self.noisy_in, *self.flow_convs, self.flow_out],
         }
 
@@ -255,7 +256,7 @@ class XTTS(keras.Model):
             spoken = layers.sum_over(real, 1)
             frames = tf.cast(spoken, tf.int64)
             real *= (row_frames / tf.maximum(spoken, 1.0))[:, None]
-        predicted = self.predict_prosody(encoded, speaker.style, mask, seed)
+        predicted = self.predict_prosody(encoded, speaker, mask, seed)
         by_token = predicted.errors(token_prosody)
         by_token["one_frame_tokens"] = tf.cast(durations <= 1.0, tf.float32)
         frame = alignment.frame_indices(path)
@@ -328,7 +329,7 @@ class XTTS(keras.Model):
         at a variety from 1 on, and less of it below.
         """
         encoded, mean, mask = self._encode(texts, speaker)
-        predicted = self.predict_prosody(encoded, speaker.style, mask)
+        predicted = self.predict_prosody(encoded, speaker, mask)
         spoken = predicted.sample(variety, fold_in(seed, "prosody"), texts["tokens"])
         spoken = spoken._replace(
             pitch=spoken.pitch + pitch_semitones / prosody.PITCH_UNIT_SEMITONES,
@@ -453,17 +454,19 @@ class XTTS(keras.Model):
         tokens = tf.shape(batch["tokens"])[1]
         return prosody.target_prosody(relative_mel, batch["f0_hz"], path, tokens)
 
-    def predict_prosody(self, encoded, style, mask, seed=None):
-        """Return the ProsodyDistribution of tokens.
+    def predict_prosody(self, encoded, speaker, mask, seed=None):
+        """Return the ProsodyDistribution of tokens of a SpeakerCondition.
 
         Its losses, larger than all others on people, do not reach encoder and reference encoder.
         """
-        encoded, style = tf.stop_gradient(encoded), tf.stop_gradient(style)
+        encoded, style = tf.stop_gradient(encoded), tf.stop_gradient(speaker.style)
         hidden = self._checkpointed(self.prosody_attention, encoded, style, mask, seed)
         for conv in self.prosody_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
         outputs = tf.cast(self.prosody_out(hidden), tf.float32)
-        return prosody.ProsodyDistribution.of_outputs(outputs)
+        # Without the language: a speaker keeps the range in one that he never spoke.
+        pitch_range = tf.cast(self.pitch_range(tf.stop_gradient(speaker.voice)), tf.float32)
+        return prosody.ProsodyDistribution.of_outputs(outputs, pitch_range)
 
     def decode(self, encoded, mean, token_prosody, durations, path, frame, voice, seed=None):
         """Decode frames [B, S], given tokens `path` and indices `frame`; return FlowCondition.

@@ -75,6 +75,17 @@ class CorporaTest(FolderCase):
             self.assertEqual([row["path"] for row in held_out], [path])
             self.assertEqual((len(training), training[0]["path"]), (2, "wavs/a/b.wav"))
 
+    def test_an_existing_corpus_is_divided_anew_only_where_the_number_is_given(self):
+        places = ["--out", str(self.folder / "out"), "--from", str(self.folder / "from")]
+        for words, held_out in (([], 2), (["--held-out", "0"], 0), ([], 0)):
+            said = io.StringIO()
+            with (
+                mock.patch("sys.argv", ["corpora.py", "festvox-ru", *places, *words]),
+                contextlib.redirect_stdout(said),
+            ):
+                self.assertEqual(corpora.main(), 0)
+            self.assertIn(f"{21 - held_out} utterances, {held_out} held out", said.getvalue())
+
     def test_another_fold_needs_the_number_of_sentences(self):
         words = ["corpora.py", "prompts-en", "--fold", "1"]
         said = io.StringIO()

@@ -6,9 +6,10 @@
 A corpus is a folder data/human/NAME for --train-data: `metadata_train.csv` and `metadata_eval.csv`
 (path|text|speaker|language), the second with the sentences that are held out, every 20th or, with
 --held-out N, N of those with four words or more, and with --fold 1 as well the sentences after
-those; and `wavs/`, a link to the recordings. `apt-get download` fetches the packages, unless --from
-names a folder that has them, as files *.deb or unpacked (/ if they are installed). The prompts of
-Asterisk need ffmpeg.
+those; and `wavs/`, a link to the recordings. A corpus that exists is divided anew if --held-out is
+given, and kept otherwise. `apt-get download` fetches the packages, unless --from names a folder
+that has them, as files *.deb or unpacked (/ if they are installed). The prompts of Asterisk need
+ffmpeg.
 
 festvox-ru is one man who reads Russian for 99 minutes (BSD-like licence). The others are telephone
 prompts by professional speakers, from one word to a minute (CC-BY-SA-3.0, CC-BY-3.0; armelle:
@@ -97,7 +98,8 @@ def main() -> int:
         parser.error("--fold needs --held-out: every 20th sentence is held out without it")
     for name in options.names:
         folder = options.out / name
-        if not all((folder / table).exists() for table in TABLES):
+        complete = all((folder / table).exists() for table in TABLES)
+        if options.held_out is not None or not complete:
             store, held_out = options.out / "packages", options.held_out
             make_corpus(name, folder, options.source, store, held_out, options.fold)
         rows = read_tables(folder)

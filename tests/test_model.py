@@ -162,6 +162,19 @@ class Inputs(Network):
         changed = batch | {"reference": batch["reference"] + 1}
         np.testing.assert_array_equal(self.synthesize(batch)[0], self.synthesize(changed)[0])
 
+    def test_a_speaker_has_one_range_of_pitches_in_each_language_and_text(self):
+        def ranges(batch):
+            with tf.device(MODEL):
+                speaker, encoded, _, mask = self.model.encode_texts(on_device(batch))
+                predicted = self.model.predict_prosody(encoded, speaker, mask)
+                return tf.concat([predicted.lowest_pitch, predicted.highest_pitch], axis=1).numpy()
+
+        before, batch = ranges(self.batch), self.batch
+        other = {"language": 1 - batch["language"], "tokens": batch["tokens"][:, ::-1]}
+        np.testing.assert_array_equal(before, ranges(batch | other))
+        changed = ranges(batch | {"reference": batch["reference"] + 1})
+        self.assertGreater(np.abs(before - changed).max(), 1e-2)
+
     def test_f0_changes_the_pitch_loss_and_the_decoders_mel_only(self):
         before, _ = self.call(self.batch)
         after, _ = self.call(self.batch | {"f0_hz": self.batch["f0_hz"] * 2})

@@ -81,7 +81,7 @@ class VoiceTest(FolderCase):
         evaluation = ("evaluate", str(self.folder / "runs/v"))
         self.assertEqual((code, self.ran), (0, [*trials, *runs, evaluation]))
         self.assertIn("little speech", output)
-        self.assertEqual(self.trained, {"v_vocoder": 108, "v": 216})
+        self.assertEqual(self.trained, {"v_vocoder": 102, "v": 204})
         config = load(self.folder / "runs/v/voice/voice.yaml")
         vocoder = str(self.folder / "runs/v_vocoder")
         self.assertEqual((config.model.model_size, config.model.vocoder), ("tiny", vocoder))

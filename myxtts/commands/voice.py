@@ -48,9 +48,10 @@ HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and m
 GPUS = "data_gpu", "model_gpu"
 OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
-# As in configs/human*.yaml: 15 and 31 minutes. The rest is for trials, starts, validations, samples
-# and ratings by DNSMOS: 7 of 62 minutes with 0.9.
+# As in configs/human*.yaml: 15 and 31 minutes.
 SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
+# Of these. The rest is for trials, starts, validations, samples and ratings by DNSMOS: 7 of 62
+# minutes with 0.9.
 STEPPING = 0.85
 # Steps 16 to 30 of a voice took 1.6 times as long as those from 41 on (configs/human.yaml).
 TRIAL = "--max-steps 80 --log-every 40 --validate-every 0 --sample-every 0".split()

@@ -1,6 +1,5 @@
 """Prosody of tokens: duration, pitch and energy."""
 
-import math
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -55,9 +54,8 @@ def target_prosody(mel, f0_hz, path, tokens):
     unvoiced; the token of each frame, integers [B, T], -1 for padding; and N.
     """
     voiced = tf.cast(f0_hz > 0.0, tf.float32)
-    octaves = tf.math.log(tf.maximum(f0_hz, 1.0) / PITCH_CENTRE_HZ) / tf.math.log(2.0)
-    pitch = octaves * PITCH_UNITS_PER_OCTAVE
-    values = [tf.ones_like(voiced), voiced, voiced * pitch, tf.reduce_mean(mel, axis=2)]
+    pitch = voiced * pitch_of_hz(tf.maximum(f0_hz, 1.0))
+    values = [tf.ones_like(voiced), voiced, pitch, tf.reduce_mean(mel, axis=2)]
     sums = float32_matmul(tf.one_hot(path, tokens), tf.stack(values, axis=-1), transpose_a=True)
     frames, voiced_frames, pitch, energy = tf.unstack(sums, axis=-1)
     duration = tf.maximum(frames, 1.0)
@@ -96,18 +94,15 @@ class ProsodyDistribution(NamedTuple):
         mean = Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
         std = Prosody(duration_std, tf.zeros_like(voiced), pitch_std, energy_std)
         pause = PAUSE_LOGIT + logit, PAUSE_LOG_DURATION + pause, pause_std
-        every_voice = [
-            PITCH_UNITS_PER_OCTAVE * math.log2(hz / PITCH_CENTRE_HZ)
-            for hz in (F0_MIN_HZ, F0_MAX_HZ)
-        ]
-        return cls(mean, std, *pause, *tf.split(range_outputs + every_voice, 2, axis=1))
+        pitch_range = range_outputs + pitch_of_hz(tf.constant([F0_MIN_HZ, F0_MAX_HZ]))
+        return cls(mean, std, *pause, *tf.split(pitch_range, 2, axis=1))
 
     def errors(self, target: Prosody):
         """Return the negative log-likelihood of each token by loss, [B, N].
 
         Without its constants, at least 0, and linear in errors beyond LINEAR_ERROR deviations.
-        Pitch counts by the voiced fraction, whose squared error is added. With it counts the range
-        of pitches, by the loss that is least at quantiles (Koenker & Bassett 1978).
+        Pitch counts by the voiced fraction, whose squared error is added. It includes the loss of
+        the speaker's range, which is least at the quantiles (Koenker & Bassett 1978).
         """
         mean, std = self.mean, self.std
         spoken = unlikelihood(mean.log_duration, std.log_duration, target.log_duration)
@@ -162,7 +157,7 @@ class ProsodyDistribution(NamedTuple):
         }
         lowest = tf.minimum(self.lowest_pitch, self.mean.pitch)
         highest = tf.maximum(self.highest_pitch, self.mean.pitch)
-        varied["pitch"] = tf.minimum(tf.maximum(varied["pitch"], lowest), highest)
+        varied["pitch"] = tf.clip_by_value(varied["pitch"], lowest, highest)
         return average._replace(log_duration=tf.math.log(frames), **varied)
 
 
@@ -190,6 +185,11 @@ def correlated_noise(texts, correlation, seed):
     weights = tf.where(distance >= 0.0, tf.pow(correlation, distance), 0.0)
     innovation = tf.concat([[1.0], tf.fill([tokens - 1], (1.0 - correlation**2) ** 0.5)], axis=0)
     return tf.matmul(noise * innovation, weights, transpose_b=True)
+
+
+def pitch_of_hz(hz):
+    """Return the pitches, in the unit of `Prosody.pitch`, of frequencies in Hz, float32."""
+    return tf.math.log(hz / PITCH_CENTRE_HZ) / tf.math.log(2.0) * PITCH_UNITS_PER_OCTAVE
 
 
 def pitch_hz(pitch):

@@ -102,6 +102,29 @@ class QualityTest(unittest.TestCase):
         self.assertEqual(self.faults(np.pad(hum, RATE_HZ)), ["hum"])
         self.assertEqual(self.faults(speech() + 0.03 * tones(440, samples=len(hum))), [])
 
+    def test_what_an_ordinary_room_and_microphone_do_is_no_fault(self):
+        clip = speech(2.0)
+        wander = 0.05 * tones(18, samples=len(clip))
+        clicked, faded = clip.copy(), clip[: round(1.9 * RATE_HZ)].copy()
+        clicked[-400:-390] += 0.3
+        faded[-320:] *= np.linspace(1, 0, 320) ** 2
+        time_s = np.arange(round(0.35 * RATE_HZ)) / RATE_HZ
+        phase = 2 * np.pi * 150 * np.cumsum(1 + 0.04 * time_s) / RATE_HZ
+        vowel = sum(np.sin(k * phase) / k for k in range(1, 20))
+        word = np.pad(0.3 * vowel * np.hanning(len(time_s)), round(0.3 * RATE_HZ))
+        word += 1e-4 * np.random.default_rng(1).standard_normal(len(word))
+        # The vowel has nothing above 2.9 kHz.
+        word += 0.003 * np.random.default_rng(1).standard_normal(len(word)) * (np.abs(word) > 0.05)
+        for name, wave in {
+            "a held vowel in a clip of one word": word,
+            "wind": clip + wander,
+            "an offset": clip + 0.1,
+            "a click of the key that ends the recording": clicked,
+            "a fade": faded,
+        }.items():
+            with self.subTest(name):
+                self.assertEqual(self.faults(wave), [])
+
     def test_odd_recordings_can_be_measured(self):
         for wave, rate_hz in (
             *((np.zeros(50, np.float32), RATE_HZ), (np.zeros(RATE_HZ, np.float32), RATE_HZ)),
@@ -128,7 +151,7 @@ class InspectionTest(unittest.TestCase):
             if number == 5:
                 wave = PLANTED["clipping"](wave)
             text = (3 * "abcdefgh")[: 11 + source]
-            text = {23: "abcde", 12: "აბგდეაბგდეაბგდეაბგდეაბგ"}.get(number, text)
+            text = {23: "abcde", 12: "აბგდეაბგდეაბგდეაბგდეაბგ", 24: text[::-1]}.get(number, text)
             table.append([f"{number:02d}.wav", text, "anna"])
             write_sound(cls.folder / table[-1][0], wave, RATE_HZ, "PCM_16")
         with open(cls.folder / "corpus.csv", "w", newline="", encoding="utf-8") as file:
@@ -141,7 +164,10 @@ class InspectionTest(unittest.TestCase):
         with contextlib.redirect_stdout(output):
             self.assertEqual(reported(lambda: inspect.main(flags)), (0, ""))
         printed = output.getvalue()
-        for text in ("25 in 0.01 h", "1: anna (25)", "clipping         1  05.wav", "excluded.csv"):
+        for text in (
+            *("25 in 0.01 h", "1: anna (25)", "clipping         1  05.wav", "excluded.csv"),
+            "duplicate        1  24.wav: the recording of 03.wav, with another text",
+        ):
             self.assertIn(text, printed)
         with open(out / "excluded.csv", newline="", encoding="utf-8") as file:
             listed = {
@@ -158,6 +184,20 @@ class InspectionTest(unittest.TestCase):
         self.assertEqual((len(kept.rows), len(excluded)), (20, 5))
         self.assertEqual({row.audio for row in excluded}, {path for path, _ in FAULTS})
         self.assertEqual({row.reason for row in excluded}, {"excluded"})
+
+    def test_a_fault_of_most_clips_excludes_none_and_other_faults_still_do(self):
+        clips = [mock.Mock(id=str(number)) for number in range(10)]
+        for faults, excluded in (
+            ({"hum": "01234567", "clipping": "89"}, "89"),
+            ({"hum": "01234567", "clipping": "78"}, "78"),
+            ({"hum": "01234", "clipping": "1"}, "01234"),
+            ({"hum": "0123456789"}, ""),
+            ({}, ""),
+        ):
+            found = [inspection.Finding(i, f, "", 0.0) for f, ids in faults.items() for i in ids]
+            with self.subTest(faults):
+                of = inspection.Inspection(clips, [], found).excluded()
+                self.assertEqual("".join(sorted(of)), excluded)
 
     def test_bad_input_ends_with_a_message(self):
         for flags, message in (

@@ -13,9 +13,13 @@ FRAME_S, HOP_S = 0.032, 0.010
 # Long windows tell hum and notes from a voice, which does not keep its pitch for NOTE_S.
 LONG_S, LONG_HOP_S, NOTE_S, CHORD = 0.200, 0.050, 0.250, 2
 NOTE_HZ = 100.0, 4_000.0
-NOTE_DB, RANGE_DB = 6.0, 60.0
+NOTE_DB, NOTE_RANGE_DB, HUM_RANGE_DB = 6.0, 50.0, 60.0
+# A short clip may be one word, whose vowel is held for a third of it.
+MIN_MUSIC_S = 3.0
+# Wind, steps and an offset of the samples lie below.
+LOWEST_HZ = 62.5
 # Of frames that belong to speech, below the 95th percentile; and of what is heard at the ends.
-ACTIVE_DB, END_DB = 25.0, 40.0
+ACTIVE_DB, END_DB, END_S = 25.0, 40.0, 0.015
 FLOOR = 1e-13  # power of -130 dB
 BANDWIDTH_DB = 65.0
 MAINS_HZ, HUM_PERCENTILE = (50.0, 60.0), 10
@@ -38,10 +42,11 @@ class Quality(NamedTuple):
         peak: largest absolute sample.
         clipped: fraction of the samples inside of flat peaks, of three samples or more.
         leading_s, trailing_s: what is END_DB below the speech, or noise, before and after it.
-        end_db: loudest of the last frames, relative to the speech.
+        end_db: level of the last END_S, relative to the speech.
         snr_db: level of the speech over the 5th percentile of all levels.
         hum_db: steady lines at the mains frequency and its double, over what is beside them.
-        notes: mean number of notes, of at least NOTE_S, that sound in chords of CHORD and more.
+        notes: mean number of notes, of at least NOTE_S, that sound in chords of CHORD and more; a
+            clip is taken to last MIN_MUSIC_S at least.
         echo: strongest repetition of the whole after 50 to 500 ms, over the median of all lags.
         decay_db: fall within 100 ms that one in twenty exceeds; reverberation limits it.
         f0_hz: median, 0 without voice.
@@ -73,6 +78,7 @@ def measure(wave: np.ndarray, rate_hz: int) -> Quality:
     """Measure a recording; one of less than MIN_S is padded with silence."""
     wave = np.pad(wave, (0, max(round(MIN_S * rate_hz) - len(wave), 0)))
     power = spectrogram(wave, rate_hz, FRAME_S, HOP_S)
+    power[:, : round(LOWEST_HZ * FRAME_S)] = 0.0
     level = decibel(power.sum(axis=1))
     active = np.flatnonzero(level > np.percentile(level, 95) - ACTIVE_DB)
     speech_db = float(decibel(power[active].sum(axis=1).mean()))
@@ -91,7 +97,7 @@ def measure(wave: np.ndarray, rate_hz: int) -> Quality:
         clipped=clipped(wave),
         leading_s=first * HOP_S,
         trailing_s=(len(level) - 1 - last) * HOP_S,
-        end_db=float(level[-2:].max()) - speech_db,
+        end_db=end_level(wave, rate_hz) - speech_db,
         snr_db=speech_db - noise_db,
         hum_db=hum(long_level),
         notes=notes(long_level),
@@ -132,6 +138,14 @@ def clipped(wave: np.ndarray) -> float:
     return float(count / len(wave))
 
 
+def end_level(wave: np.ndarray, rate_hz: int) -> float:
+    """Return the level of the last END_S in dB, without an offset or slope of the samples."""
+    end = wave[-round(END_S * rate_hz) :].astype(np.float64)
+    place = np.arange(len(end))
+    end -= np.polyval(np.polyfit(place, end, 1), place)
+    return float(decibel(np.square(end).mean()))
+
+
 def hum(level: np.ndarray) -> float:
     """Return how far lines at the mains frequency and its double stand out of a spectrum, in dB.
 
@@ -139,7 +153,7 @@ def hum(level: np.ndarray) -> float:
     exceeds nine times in ten. A line, with the main lobe of the window, takes five bins.
     """
     loudest = level.max(axis=1)
-    spectrum = np.percentile(level[loudest > loudest.max() - RANGE_DB], HUM_PERCENTILE, axis=0)
+    spectrum = np.percentile(level[loudest > loudest.max() - HUM_RANGE_DB], HUM_PERCENTILE, axis=0)
     lines = np.rint(np.outer(MAINS_HZ, (1, 2)) * LONG_S).astype(int)
     sides = spectrum[lines[..., None] + (-4, -3, 3, 4)].max(axis=-1)
     return float((spectrum[lines] - sides).mean(axis=1).max())
@@ -152,14 +166,14 @@ def notes(level: np.ndarray) -> float:
     under speech by frequencies that stay active. A held sound of speech has one, at most times.
     """
     level = level[:, slice(*(round(hz * LONG_S) for hz in NOTE_HZ))]
-    level = np.maximum(level, level.max() - RANGE_DB)
+    level = np.maximum(level, level.max() - NOTE_RANGE_DB)
     middle = level[:, 4:-4]
     is_peak = (middle > level[:, 3:-5]) & (middle > level[:, 5:-3])
     is_peak &= middle > np.maximum(level[:, :-8], level[:, 8:]) + NOTE_DB
     frames = round((NOTE_S - LONG_HOP_S) / LONG_HOP_S)
     sums = np.cumsum(np.pad(is_peak, ((1, 0), (0, 0))), axis=0)
     count: np.ndarray = (sums[frames:] - sums[:-frames] == frames).sum(axis=1)
-    return float(count[count >= CHORD].sum() / len(level))
+    return float(count[count >= CHORD].sum() / max(len(level), MIN_MUSIC_S / LONG_HOP_S))
 
 
 def echo(wave: np.ndarray, rate_hz: int) -> float:

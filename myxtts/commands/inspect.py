@@ -93,3 +93,8 @@ def report(inspection: Inspection, corpus: str, folder: Path) -> None:
     print(f"\n{file}: the worst clips to hear")
     if count:
         print(f"{excluded}: {count} clips; --exclude {excluded} trains without them")
+    if kept := len({finding.id for finding in inspection.findings}) - count:
+        print(
+            f"Most clips have faults, so {kept} with the most frequent ones are kept: listen to"
+            " them on the page."
+        )

@@ -63,8 +63,6 @@ OF_TASK: dict[str, dict[str, Any]] = {
 }
 VOICE_BATCH = 6
 SMALL_S = 30 * 60  # docs/guides/voices.md
-# Where more clips than this have faults, the corpus is of another kind than the limits are for.
-MAX_EXCLUDED = 0.5
 SPOKEN_S = 3.0, 9.0
 
 
@@ -135,16 +133,15 @@ class Work:
         make_folder(self._folder, "--runs-dir")
         inspection = inspect_corpus(self._config.data)
         inspect.report(inspection, corpus, self._folder)
-        names = {finding.id for finding in inspection.findings}
-        leaves_out = 0 < len(names) <= MAX_EXCLUDED * len(inspection.clips)
-        if names and not leaves_out:
-            print("\nMost clips have faults, so all are used. Listen to them on the page above.")
-        excluded = {"exclude": str(self._folder / EXCLUDED)} if leaves_out else {}
+        names = inspection.excluded()
+        excluded = {"exclude": str(self._folder / EXCLUDED)} if names else {}
         for stage in OF_TASK:
             self._write_settings(stage, excluded)
-        good = [clip for clip in inspection.clips if clip.id not in names] or inspection.clips
-        seconds = sum(clip.quality.seconds for clip in good)
-        self._plan = {"flags": asked, "hours": seconds / 3600} | _spoken(good)
+        used = [clip for clip in inspection.clips if clip.id not in names]
+        seconds = sum(clip.quality.seconds for clip in used)
+        faulty = {finding.id for finding in inspection.findings}
+        best = [clip for clip in used if clip.id not in faulty] or used
+        self._plan = {"flags": asked, "hours": seconds / 3600} | _spoken(best)
         write_json(plan, self._plan)
         self._announce(inspection)
 

@@ -21,6 +21,7 @@ from myxtts.data.manifest import LengthRule, build_manifest
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.rows import DEFAULT_SPEAKER
 from myxtts.errors import ConfigError, DataError
+from myxtts.stores import open_store
 from tests.fixtures import FolderCase
 
 # Speaker, text and length in seconds, which are whole samples.
@@ -396,6 +397,21 @@ class EveryLayout(FolderCase):
         without = mock.patch.dict(sys.modules, pyarrow=None)
         with without, self.assertRaisesRegex(ConfigError, missing):
             read_corpus(broken, "en")
+
+    def test_a_package_is_asked_for_only_by_the_form_that_needs_it(self):
+        corpus = Corpus(self.folder)
+        (self.folder / "empty").mkdir()
+        forms = DataError, "no metadata.csv or other layout"
+        without = mock.patch.dict(sys.modules, obstore=None, pyarrow=None)
+        for path, (kind, message) in (
+            (self.folder / "empty", forms),
+            (corpus.write("audio/wavs/a.wav", "").parents[1], forms),
+            (corpus.write("archive/a.tar.gz", "").parent, forms),
+            (corpus.write("tars/a.tar", "").parent, (ConfigError, "tars needs obstore, .* pip")),
+        ):
+            open_store.cache_clear()
+            with self.subTest(path), without, self.assertRaisesRegex(kind, message):
+                read_corpus(path, "en")
 
     def test_a_plugin_of_a_few_lines_adds_another(self):
         package = self.folder / "site"

@@ -25,10 +25,9 @@ def read_tar_shards(options: CorpusOptions) -> Layout | None:
     if not os.path.isdir(folder):
         return None
     base = base_of(folder)
-    store = open_store(base)
     names = os.listdir(folder)
     if is_url(base):
-        names = [name for name in store.list() if "/" not in name]
+        names = [name for name in open_store(base).list() if "/" not in name]
     tars = sorted(name for name in names if name.endswith(".tar"))
     cuts = sorted(name for name in names if name.startswith("cuts.") and ".jsonl" in name)
     lists = sorted(
@@ -36,6 +35,7 @@ def read_tar_shards(options: CorpusOptions) -> Layout | None:
     )
     if not tars:
         return None
+    store = open_store(base)
     if cuts:
         recordings = [name for name in tars if name.startswith("recording.")]
         form, entries = "Lhotse Shar", _shar(store, cuts, recordings)

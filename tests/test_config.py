@@ -1,24 +1,23 @@
 """YAML and flags become a Config, or an error with the location of the mistake."""
 
 import ast
-import contextlib
 import errno
-import io
 import os
-import re
 import shutil
-import unittest
 from pathlib import Path
 from unittest import mock
 
 from myxtts.commands.main import COMMANDS, load_command
+from myxtts.commands.parser import parser_of
 from myxtts.config import schema
+from myxtts.config.advice import _FLAG, advice_on_flag, foreign_names, nearest, other_names
 from myxtts.config.checks import check_worker_count
-from myxtts.config.flags import SCRIPTS, SECTIONS, SETTINGS, foreign_names, former_names
+from myxtts.config.flags import SCRIPTS, SECTIONS, SETTINGS
 from myxtts.config.load import dump, load
 from myxtts.config.schema import Config, ModelConfig
-from myxtts.errors import ConfigError
+from myxtts.errors import CheckpointError, ConfigError
 from myxtts.placement.routes import plan_routes
+from myxtts.training.runs import TrainedRun
 from tests.fixtures import FolderCase
 
 ROOT = Path(__file__).parents[1]
@@ -126,11 +125,11 @@ class YamlTest(YamlCase):
             ("training:\n  ema: 0.9\n", "it was renamed to 'ema_decay' under 'training:'."),
             ("independent:\n  jobs: 2\n", "line 1: 'independent' was renamed to 'local_sgd'."),
             ("model:\n  task: voice\n", "but must be one of tts, asr, vocoder. Use tts."),
-            ("data:\n  real_time: true\n", "it was removed. It belonged to --emulate."),
+            ("data:\n  real_time: true\n", "it was removed: throughput is planned"),
             ("vocoder:\n  discriminators: true\n", "line 2: 'discriminators' is unknown: it was"),
             ("training:\n  lr: 1e-4\n", f"line 2: 'lr' is unknown. {rate}"),
             ("lr: 1e-4\n", f"line 1: 'lr' is unknown. {rate}"),
-            ("data:\n  n_mels: 80\n", "'n_mels' is unknown: all models have 80 mel bands"),
+            ("data:\n  n_mels: 80\n", "'n_mels' is unknown: all models have one audio format"),
         )
 
     def test_removed_settings_that_a_run_did_not_use_are_ignored(self):
@@ -313,46 +312,164 @@ class DefaultsTest(YamlCase):
         )
 
 
-class NamesTest(unittest.TestCase):
+# What is typed, in a command or under a section of a file, and words of the answer.
+HINTS = (
+    ("train", "--sync_batchnorm", "there is no batch normalisation"),
+    ("train", "--backend=nccl", "gradients by NCCL on GPUs"),
+    ("train", "--resume-checkpoint", "Use --resume and --run NAME to continue it, or --init-from"),
+    ("train", "--model_device", "Use --model-gpu, with the GPU of the data as --data-gpu."),
+    ("train", "--nproc-per-node=2", "Use --model-gpus 0 1, because"),
+    ("train", "--gpus", "Use --model-gpus 0 1"),
+    (
+        "train",
+        "--nnodes",
+        "Use `python utilities/launch_workers.py` with --nodes HOST:PORT,HOST:PORT",
+    ),
+    ("train", "--node_rank", "Use `python utilities/launch_workers.py` with --node-rank."),
+    ("train", "--master_port", "Use `python utilities/launch_workers.py` with --nodes HOST:PORT"),
+    ("train", "--train_csv", "Use --train-data."),
+    (
+        "train",
+        "--gpu0_checkpoint",
+        "Use `python utilities/merge_checkpoints.py` with --checkpoints",
+    ),
+    ("train", "--speaker_wav", "Use `python utilities/synthesize.py` with --reference."),
+    ("train", "--no-prefetch-to-gpu", ": batches are always uploaded in advance."),
+    (
+        "train",
+        "trainer.max_epochs=3",
+        "'trainer.max_epochs' is not a flag. Use --epochs, or --max-steps.",
+    ),
+    ("train", "training.batch_size=3", "Use --batch-size."),
+    ("jobs", "--nproc_per_node=2", "Use --gpus 0 1."),
+    ("jobs", "--num_train_epochs", "Use --max-steps, because the jobs need the same length."),
+    ("launch", "--nproc_per_node=2", "Use --workers 2."),
+    ("launch", "--nnodes=2", "Use --nodes HOST:PORT,HOST:PORT, the same list on each machine."),
+    ("launch", "--master_addr=a", "Use --nodes HOST:PORT,HOST:PORT"),
+    ("check-distributed", "--rdzv-endpoint", "Use --nodes HOST:PORT,HOST:PORT"),
+    ("shard", "--train_csv", "Use --input."),
+    ("shard", "--output_dir", "Use --out."),
+    ("shard", "--val_split", "Use --validation-fraction."),
+    ("merge", "--gpu0_checkpoint", "is not a flag. Use --checkpoints RUN RUN."),
+    ("merge", "--lr", "Use `python train_main.py` with --learning-rate."),
+    ("synthesize", "--batch_size", "Use `python train_main.py` with --batch-size."),
+    ("synthesize", "--model_path", "Use --run runs/NAME."),
+    ("synthesize", "--device", "the first GPU is used, or the CPU"),
+    ("distributed", "", "Use 'model_gpus: [0, 1]' under 'placement:' alone, without a section"),
+    ("training", "enabled", "alone, without a section or switch for it"),
+    ("training", "backend", "gradients by NCCL on GPUs"),
+    ("training", "sync_batchnorm", "there is no batch normalisation"),
+    ("training", "find_unused_parameters", "the gradients of all variables are summed"),
+    ("training", "fp16", "Use 'precision: mixed_bfloat16' under 'training:', or mixed_float16."),
+    ("training", "resume_checkpoint", "or 'init_from: runs/BASE' under 'training:'."),
+    ("data", "nnodes", "Use `python utilities/launch_workers.py` with --nodes HOST:PORT,HOST"),
+)
+
+
+class NamesTest(YamlCase):
     """The tables of names that MyXTTS had, or that other trainers have."""
 
     @classmethod
     def setUpClass(cls):
-        cls.flags = set().union(*map(flags_of, COMMANDS))
+        cls.flags = {name: set(parser_of(load_command(name).main).flags) for name in COMMANDS}
 
     def test_former_names_are_no_longer_used_and_what_replaces_them_exists(self):
-        former = former_names()
-        renamed = {f"--{name.replace('_', '-')}" for name in former["renamed"].values()}
-        self.assertEqual(renamed - self.flags, set())
-        self.assertEqual({*former["renamed"], *former["removed"]} & set(SETTINGS), set())
-        self.assertLessEqual(set(former["unused"]), set(former["removed"]))
-        for name, values in former["values"].items():
+        names = other_names()
+        renamed = {f"--{name.replace('_', '-')}" for name in names["renamed"].values()}
+        self.assertEqual(renamed - set().union(*self.flags.values()), set())
+        self.assertEqual({*names["renamed"], *names["unused"]} & set(SETTINGS), set())
+        self.assertLessEqual(set(names["unused"]), set(foreign_names()))
+        for name, values in names["values"].items():
             self.assertEqual(set(values) & set(SETTINGS[name].choices), set())
-        self.assertLessEqual(set(former["sections"].values()), set(SECTIONS))
-        self.assertEqual(set(former["sections"]) & set(SECTIONS), set())
+        self.assertLessEqual(set(names["sections"].values()), set(SECTIONS))
+        self.assertEqual(set(names["sections"]) & set(SECTIONS), set())
+        self.assertLessEqual(set(names["scripts"].values()), set(COMMANDS))
+        for name in names["configs"].values():
+            self.assertTrue((ROOT / "configs" / f"{name}.yaml").is_file())
 
-    def test_names_of_other_trainers_are_not_ours_and_the_flags_instead_exist(self):
-        for name, text in foreign_names().items():
-            with self.subTest(name):
-                self.assertNotIn(name, SETTINGS)
-                self.assertEqual(set(re.findall(r"--[a-z0-9-]+", text)) - self.flags, set())
-                for script in re.findall(r"utilities/\w+\.py", text):
-                    self.assertTrue((ROOT / script).exists())
+    def test_a_text_names_flags_of_its_command_or_none(self):
+        for commands, texts in other_names()["instead"].items():
+            self.assertLessEqual(set(commands.split()), set(COMMANDS))
+            for text in texts:
+                named = {flag for flag, _ in _FLAG.findall(text)}
+                with self.subTest(text):
+                    self.assertEqual(named - self.flags[commands.split()[0]], set())
+                    self.assertEqual(text.startswith("--"), bool(named))
+
+    def test_answers_suit_the_command_in_which_a_name_is_typed(self):
+        """None names its own command, a flag that this lacks, or a flag that was not typed."""
+        for command, flags in self.flags.items():
+            for name in foreign_names():
+                if f"--{name.replace('_', '-')}" in flags:
+                    continue
+                answer = advice_on_flag(f"--{name}", command, flags)
+                with self.subTest(command=command, answer=answer):
+                    self.assertNotIn(SCRIPTS[command], answer)
+                    self.assertNotIn("Did you mean", answer)
+                    if ". Use --" in answer:
+                        self.assertLessEqual({flag for flag, _ in _FLAG.findall(answer)}, flags)
+
+    def test_what_others_type_is_answered_where_it_is_typed(self):
+        for place, typed, words in HINTS:
+            with self.subTest(place=place, typed=typed):
+                if place not in COMMANDS:
+                    message = self.error_of(f"{place}: {{{typed}{typed and ': 1'}}}\n")
+                else:
+                    with self.assertRaises(ConfigError) as caught:
+                        load_command(place).main([typed, "1"])
+                    message = str(caught.exception)
+                self.assertIn(words, message)
+
+    def test_a_misspelling_is_answered_and_another_word_is_not(self):
+        flags = {flag[2:] for flag in self.flags["train"]}
+        for typed, meant in (
+            *(("batch-sise", "batch-size"), ("learning-rte", "learning-rate")),
+            *(("batchsize", "batch-size"), ("max-step", "max-steps"), ("resum", "resume")),
+            *(("check-point-every", "checkpoint-every"), ("langauge", "language")),
+            *(("trian-data", "train-data"), ("precison", "precision"), ("sead", "seed")),
+        ):
+            self.assertEqual(nearest(typed, flags), meant)
+        # Lightning, ESPnet, DeepSpeed, Transformers, NeMo, VITS
+        others = """backend sync-batchnorm model-device resume-checkpoint min-steps min-epochs speed
+        max-time mode profiler devices strategy save-every eval-every log-level tf16 train-dtype
+        batch-type batch-bins fold-length grad-noise unused-parameters stage hysteresis overlap-comm
+        optim-args data-seed eval-delay ddp-timeout save-safetensors label-names max-seq-len
+        decoder text-encoder c-mel segment-size n-jobs weight-kl model-tag use-amp valid-data
+        """
+        for other in others.split():
+            with self.subTest(other):
+                self.assertIsNone(nearest(other, flags))
+
+    def test_files_and_scripts_of_others_are_answered_by_ours(self):
+        configs = ROOT / "configs"
+        for name, meant in (
+            ("config", "default"),
+            ("georgian_finetune_a100_gpu0", "georgian"),
+            ("voises", "voices"),
+        ):
+            with self.assertRaisesRegex(ConfigError, rf"Did you mean \S+configs/{meant}\.yaml\?"):
+                load(configs / f"{name}.yaml")
+        message = self.error_of("defaults: [base_config, distributed]\n")
+        self.assertIn("names 'base_config', but there is no file base_config.yaml. Did", message)
+        self.assertIn("configs/asr_lmu.yaml?", message)
+        self.assertNotIn("Did", self.error_of("defaults: [mine]\n"))
+        for program, command in (
+            ("scripts/train_torchrun.py", "train"),
+            ("../serve_voice", "serve"),
+        ):
+            expected = f"there is no program {program} in .* Use -- {command} for it."
+            with self.assertRaisesRegex(ConfigError, expected):
+                load_command("launch").main(["--", program])
+        with self.assertRaisesRegex(CheckpointError, "first: .* --config .*configs/voices.yaml$"):
+            TrainedRun.open(Path("runs/voices"))
+        with self.assertRaisesRegex(CheckpointError, "at its end.$"):
+            TrainedRun.open(Path("runs/mine"))
 
     def test_each_script_runs_its_command(self):
         self.assertEqual(set(SCRIPTS), set(COMMANDS))
         for command, script in SCRIPTS.items():
             call = f"run_script({command.replace('-', '_')})"
             self.assertIn(call, (ROOT / script).read_text(encoding="utf-8"))
-
-
-def flags_of(command: str) -> set[str]:
-    """Return the flags of a command, from its help."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        load_command(command).main(["--help"])
-    options = re.findall(r"^ +(?:-h, )?(--\S+?)(?:, (--\S+))?(?: |$)", out.getvalue(), re.MULTILINE)
-    return {flag for flags in options for flag in flags if flag}
 
 
 class SchemaTest(FolderCase):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.commands.parser import CommandParser, add_flag, bounded
+from myxtts.config.advice import command_of
 from myxtts.config.flags import SCRIPTS
 from myxtts.distributed.cluster import check_addresses
 from myxtts.distributed.launcher import launch, local_workers
@@ -71,6 +72,10 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         program = ["-m", "myxtts", *program]
     if not program:
         raise ConfigError("no program was given. Name it after --, such as -- train --run first.")
+    if not program[0].startswith("-") and not Path(program[0]).exists():
+        command = command_of(program[0])
+        hint = f"Use -- {command} for it." if command else "Name a Python file or a command."
+        raise ConfigError(f"there is no program {program[0]} in {Path.cwd()}. {hint}")
     workers, local = worker_addresses(options)
     cores, gpus = options.cores_per_worker, options.gpus_per_worker
     return launch(program, workers, local, options.logs, cores, gpus)

@@ -17,7 +17,8 @@ from types import ModuleType
 
 from myxtts.commands.console import filter_stderr, report_errors
 from myxtts.commands.parser import local_path, parser_of
-from myxtts.config.flags import SCRIPTS, SETTINGS, nearest
+from myxtts.config.advice import command_of, nearest
+from myxtts.config.flags import SCRIPTS, SETTINGS
 from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.errors import ConfigError, check_packages
 
@@ -56,7 +57,7 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
         return 0
     name = argv[0]
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
+        near = command_of(name) or nearest(name, COMMANDS)
         hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(COMMANDS)}."
         raise ConfigError(f"{name[:60]!r} is not a command. {hint}")
     return _main_of(load_command(name), argv[1:], f"{prog} {name}")

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from myxtts.config.flags import SECTIONS, SETTINGS, Setting, advice_on_flag, in_section
+from myxtts.config.advice import advice_on_flag, command_of
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
 from myxtts.config.load import check_local, config_of_run, format_value, load
 from myxtts.config.schema import Config, Needs
 from myxtts.errors import ConfigError
@@ -62,22 +63,26 @@ class CommandParser(argparse.ArgumentParser):
             options, unknown = self.parse_known_args([*words, *argv[end:]])
         except ConfigError as error:
             # A misspelt flag explains why a required one is missing.
-            if not str(error).startswith("the following arguments are required"):
+            typed = (word.partition("=")[0] for word in words if _FLAG.fullmatch(word))
+            unknown = [flag for flag in typed if flag not in self.flags]
+            if not unknown or not str(error).startswith("the following arguments are required"):
                 raise
-            flags = filter(_FLAG.fullmatch, words)
-            unknown = [flag for flag in flags if flag.partition("=")[0] not in self.flags]
-            if not unknown:
-                raise
-        lines = []
-        names = [word.partition("=")[0] for word in unknown if _FLAG.fullmatch(word)]
-        for flag in dict.fromkeys(names):
-            lines.append(f"{format_value(flag)} is not a flag{advice_on_flag(flag, self.flags)}")
-        if unknown and not lines:
+        if not unknown:
+            return options
+        # Hydra's settings have no hyphens: training.lr=1e-3.
+        named = [word.partition("=")[0] for word in unknown if _FLAG.fullmatch(word) or "=" in word]
+        if not named:
             word = format_value(unknown[0])
-            lines = [f"{word} is neither a flag nor the value of one. --help lists the flags."]
-        if lines:
-            raise ConfigError("\n".join(lines))
-        return options
+            raise ConfigError(
+                f"{word} is neither a flag nor the value of one. --help lists the flags."
+            )
+        command = next(filter(None, map(command_of, self.prog.split())), "")
+        raise ConfigError(
+            "\n".join(
+                f"{format_value(flag)} is not a flag{advice_on_flag(flag, command, self.flags)}"
+                for flag in dict.fromkeys(named)
+            )
+        )
 
     @property
     def flags(self) -> list[str]:

@@ -1,13 +1,9 @@
-"""The schema as a flat table, from which command lines, messages and the documentation are made,
-and the names that a user types: the nearest one, and what replaces an unknown one.
-"""
+"""The schema as a flat table, from which command lines, messages and the documentation are made."""
 
-import difflib
 import json
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import reduce
 from operator import and_
 from pathlib import Path
 from typing import Any
@@ -20,20 +16,10 @@ _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
 _LOWER = {"minimum": "of at least", "exclusiveMinimum": "above"}
 _UPPER = {"maximum": "at most", "exclusiveMaximum": "below"}
-_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
-_SCRIPTS = """
-train=train_main preflight=validate_dual_gpu_pipeline
-profile=utilities/dual_gpu_bottleneck_profiler plan=utilities/plan_placement
-synthesize=utilities/synthesize evaluate=utilities/evaluate transcribe=utilities/transcribe
-export=utilities/export_model launch=utilities/launch_workers jobs=utilities/train_independent
-merge=utilities/merge_checkpoints shard=utilities/split_dataset corpus=utilities/make_demo_corpus
-text=utilities/text_stages align=utilities/align_corpus inspect=utilities/inspect_corpus
-pack=utilities/pack_corpus serve-data=utilities/data_service
-voice=utilities/make_voice serve=utilities/serve_voice publish=utilities/publish_voice
-check-distributed=utilities/check_distributed
-"""
-SCRIPTS = {name: f"{path}.py" for name, path in (pair.split("=") for pair in _SCRIPTS.split())}
+SCRIPTS: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("scripts.yaml").read_text("utf-8")
+)
 """The scripts of a checkout, by the name of their command."""
 
 
@@ -175,73 +161,7 @@ def command_line(command: str) -> str:
     return f"python {script}" if has_script else f"myxtts {command}"
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the word of `words` that is closest to `word`, or None if none is close."""
-    return next(iter(difflib.get_close_matches(word.lower(), words, n=1)), None)
-
-
 def join_names(names: Sequence[str]) -> str:
     """Return the first 16 names for a message, with a mark if there are more."""
     ellipsis = ["…"] if len(names) > 16 else []
     return ", ".join([*names[:16], *ellipsis])
-
-
-@cache
-def former_names() -> dict[str, Any]:
-    """Return the tables `renamed`, `removed`, `unused`, `sections` and `values`."""
-    return yaml.safe_load(Path(__file__).with_name("former_names.yaml").read_text("utf-8"))
-
-
-def was_unused(name: str, value: Any) -> bool:
-    """Whether a setting was removed since a run recorded it with a value of no effect."""
-    unused = former_names()["unused"]
-    return name in unused and value == unused[name]
-
-
-@cache
-def foreign_names() -> dict[str, str]:
-    """Return what to use instead of each flag or setting of another trainer."""
-    table = yaml.safe_load(Path(__file__).with_name("foreign_names.yaml").read_text("utf-8"))
-    texts: dict[str, str] = {}
-    for text, names in table.items():
-        texts |= dict.fromkeys(names.split(), text)
-    return texts
-
-
-def advice_on_flag(flag: str, flags: Collection[str]) -> str:
-    """Return what follows "… is not a flag"; `flags` are all that the command has."""
-    # Coqui and Piper put a section before the name: --coqpit.lr, --data.batch_size.
-    word = flag.lstrip("-").rpartition(".")[2]
-    advice = _advice(word.removeprefix("no-").replace("-", "_"), flags)
-    if advice is not None:
-        return advice
-    near = nearest(word, [known[2:] for known in flags])
-    return f". Did you mean --{near}?" if near else ". --help lists the flags."
-
-
-def advice_on_key(name: str) -> str | None:
-    """Return what follows "… is unknown" for a name of a YAML file; None if nothing is known."""
-    by_flag = {setting.flag: setting for setting in SETTINGS.values()}
-
-    def key(flag: re.Match[str]) -> str:
-        setting = by_flag.get(flag[0])
-        return f"'{setting.name}' under '{setting.section}:'" if setting else flag[0]
-
-    advice = _advice(name, by_flag)
-    return advice and _FLAG.sub(key, advice)
-
-
-def _advice(name: str, flags: Collection[str]) -> str | None:
-    """Return what to use instead of a name with _ for -; None for a name in none of the tables."""
-    former = former_names()
-    new = flag_of(former["renamed"].get(name, ""))
-    if new in flags:
-        return f": it was renamed to {new}."
-    if name in former["removed"]:
-        return f": it was removed. {former['removed'][name]}"
-    text = foreign_names().get(name)
-    # Most texts name settings, which only the commands that train have.
-    named = {setting.flag for setting in SETTINGS.values()}.intersection(_FLAG.findall(text or ""))
-    if text is None or named - {*flags}:
-        return None
-    return f". Use {text}." if text.startswith("--") else f": {text}."

@@ -15,8 +15,9 @@ import yaml
 from pydantic import ValidationError
 
 from myxtts.config import flags
+from myxtts.config.advice import advice_on_file, advice_on_key, nearest, other_names, was_unused
 from myxtts.config.checks import check_settings, inactive_settings
-from myxtts.config.flags import SECTIONS, SETTINGS, Setting, nearest
+from myxtts.config.flags import SECTIONS, SETTINGS, Setting
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
 from myxtts.stores import is_url, local_path, open_store
@@ -278,7 +279,8 @@ def _read(path: Path, through: tuple[Path, ...] = ()) -> _Source:
         if base in through:
             raise ConfigError(f"{where} names {name!r}, which makes a cycle. Remove one of them.")
         if not base.is_file():
-            raise ConfigError(f"{where} names {name!r}, but there is no file {base}.")
+            hint = advice_on_file(base)
+            raise ConfigError(f"{where} names {name!r}, but there is no file {base}.{hint}")
         given |= _read(base, through)
     unknown: list[str] = []
     for section, settings in content.items():
@@ -289,13 +291,11 @@ def _read(path: Path, through: tuple[Path, ...] = ()) -> _Source:
         settings = _lines(settings, f"{where}the section {section!r}")
         for name, value in settings.items():
             where = f"{path}, line {settings.lines[name]}: "
-            if flags.was_unused(name, value):
-                continue
-            if name not in SETTINGS or SETTINGS[name].section != section:
-                unknown.append(where + _unknown(name, section))
-            else:
+            if name in SETTINGS and SETTINGS[name].section == section:
                 value = tuple(value) if isinstance(value, list) else value
                 given[name] = _Given(value, where + name)
+            elif not was_unused(name, value):
+                unknown.append(where + _unknown(name, section))
     if unknown:
         raise ConfigError("\n".join(unknown))
     return given
@@ -306,9 +306,10 @@ def _content(path: Path) -> _Mapping:
     try:
         content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
     except OSError as error:
+        hint = "" if path.exists() else advice_on_file(path)
         raise ConfigError(
-            f"{path}: the configuration cannot be read: {error.strerror}. Give another file;"
-            f" paths are relative to {Path.cwd()}."
+            f"{path}: the configuration cannot be read: {error.strerror}. Give another file; paths"
+            f" are relative to {Path.cwd()}.{hint}"
         ) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # ValueError: bytes that are not UTF-8, an escape of no character, !!int on a text.
@@ -331,9 +332,10 @@ def _unknown(name: str, section: str | None) -> str:
     """Return the message for an unknown name in `section` (None: the top level)."""
     if name in SETTINGS:
         return f"{name!r} belongs under '{SETTINGS[name].section}:'."
-    if section is None and name in flags.former_names()["sections"]:
-        return f"{name!r} was renamed to {flags.former_names()['sections'][name]!r}."
-    advice = flags.advice_on_key(name)
+    renamed = other_names()["sections"].get(name)
+    if section is None and renamed:
+        return f"{name!r} was renamed to {renamed!r}."
+    advice = advice_on_key(name)
     if advice is not None:
         return f"{name!r} is unknown{advice}"
     if section is None:
@@ -364,7 +366,7 @@ def _invalid(setting: Setting, given: _Given) -> str:
     message = f"{given.where} is {format_value(given.value)}, but must be {setting.allowed}."
     if setting.kind is str and isinstance(given.value, bool | int | float):
         return f"{message} Put it in quotes."
-    former = flags.former_names()["values"].get(setting.name, {})
+    former = other_names()["values"].get(setting.name, {})
     for value in map(str, given.value if isinstance(given.value, tuple) else (given.value,)):
         near = nearest(value, setting.choices)
         if value in former:

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from myxtts import files
-from myxtts.config.flags import was_unused
+from myxtts.config.advice import was_unused
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.data.manifest import Vocabulary

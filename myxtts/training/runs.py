@@ -32,6 +32,7 @@ import numpy as np
 
 from myxtts import files
 from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.config.advice import advice_on_run
 from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
@@ -132,6 +133,7 @@ class TrainedRun:
             raise CheckpointError(
                 f"{path} has no checkpoint. Give the folder of a run that has one, such as"
                 " runs/my_voice; a run writes one every --checkpoint-every steps and at its end."
+                f"{advice_on_run(path)}"
             )
         if name is not None:
             names = [checkpoint.name for checkpoint in checkpoints]

@@ -362,8 +362,9 @@ class CommandTest(FolderCase):
         patterns = re.findall(r'^"?(myxtts[.\w]*)"? = \["(.+)"\]$', text, re.MULTILINE)
         shipped = {
             path
-            for package, pattern in patterns
-            for path in ROOT.joinpath(*package.split(".")).glob(pattern)
+            for package, names in patterns
+            for name in names.split('", "')
+            for path in ROOT.joinpath(*package.split(".")).glob(name)
         }
         present = filter(Path.is_file, (ROOT / "myxtts").rglob("*"))
         data = {path for path in present if path.suffix not in (".py", ".pyc")}

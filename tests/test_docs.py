@@ -17,7 +17,7 @@ from unittest import mock
 from docs import generate
 from myxtts.commands import train
 from myxtts.commands.main import COMMANDS, COMPLETION, load_command, run
-from myxtts.config.advice import foreign_names
+from myxtts.config.advice import other_names
 from myxtts.config.flags import SETTINGS
 from myxtts.errors import ConfigError
 from tests.fixtures import temporary_folder
@@ -301,5 +301,5 @@ class ForeignFlagTest(unittest.TestCase):
         column = " ".join(theirs for theirs, _ in self.rows).replace("_", "-")
         flags = set(re.findall(r"(?<![\w-])--(?:[a-z]+\.)?([a-z][\w-]*)", column))
         ours = SETTING_FLAGS | FOREIGN_FLAGS | set().union(*map(flags_of, COMMANDS))
-        known = {name.replace("_", "-") for name in foreign_names()}
+        known = {name.replace("_", "-") for name in other_names()["instead"]}
         self.assertEqual({flag for flag in flags - known if f"--{flag}" not in ours}, set())

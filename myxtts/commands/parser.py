@@ -71,18 +71,13 @@ class CommandParser(argparse.ArgumentParser):
             return options
         # Hydra's settings have no hyphens: training.lr=1e-3.
         named = [word.partition("=")[0] for word in unknown if _FLAG.fullmatch(word) or "=" in word]
-        if not named:
-            word = format_value(unknown[0])
-            raise ConfigError(
-                f"{word} is neither a flag nor the value of one. --help lists the flags."
-            )
         command = next(filter(None, map(command_of, self.prog.split())), "")
-        raise ConfigError(
-            "\n".join(
-                f"{format_value(flag)} is not a flag{advice_on_flag(flag, command, self.flags)}"
-                for flag in dict.fromkeys(named)
-            )
-        )
+        lines = [
+            f"{format_value(flag)} is not a flag{advice_on_flag(flag, command, self.flags)}"
+            for flag in dict.fromkeys(named)
+        ]
+        stray = "is neither a flag nor the value of one. --help lists the flags."
+        raise ConfigError("\n".join(lines) or f"{format_value(unknown[0])} {stray}")
 
     @property
     def flags(self) -> list[str]:

@@ -21,25 +21,15 @@ _FLAG = re.compile(r"(--[a-z][a-z0-9-]*)((?: (?=[^\s,]*[A-Z0-9_])[^\s,]*[^\s,.])
 
 
 @cache
-def other_names() -> dict[str, Any]:
-    """Return the tables of other_names.yaml."""
-    return yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text("utf-8"))
-
-
-@cache
-def foreign_names() -> dict[str, dict[str, str]]:
-    """Return what to use instead of each name, by the commands that have it."""
-    answers: dict[str, dict[str, str]] = {}
-    for commands, texts in other_names()["instead"].items():
+def other_names() -> dict[str, dict[str, Any]]:
+    """Return the tables of other_names.yaml; `instead` has texts by name and by the commands."""
+    tables = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text("utf-8"))
+    by_name: dict[str, dict[str, str]] = {}
+    for commands, texts in tables["instead"].items():
         for text, names in texts.items():
             for name in names.split():
-                answers.setdefault(name, {})[commands] = text
-    return answers
-
-
-def was_unused(name: str, value: Any) -> bool:
-    """Whether a setting was removed since a run recorded it with a value of no effect."""
-    return (name, value) in other_names()["unused"].items()
+                by_name.setdefault(name, {})[commands] = text
+    return tables | {"instead": by_name}
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -50,7 +40,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """
     from rapidfuzz.distance import OSA
 
-    known_words = {*"_".join([*SETTINGS, *foreign_names()]).split("_")}
+    known_words = {*"_".join([*SETTINGS, *other_names()["instead"]]).split("_")}
 
     def is_meant(other: str) -> bool:
         words, others = (re.split("[-_]", each.lower()) for each in (name, other))
@@ -67,9 +57,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 def command_of(program: str) -> str | None:
     """Return the command by its name, or by its script here or in another project."""
-    stem = Path(program).stem
-    ours = {Path(script).stem: name for name, script in SCRIPTS.items()}
-    return stem if stem in SCRIPTS else (other_names()["scripts"] | ours).get(stem)
+    scripts = {Path(script).stem: name for name, script in SCRIPTS.items()}
+    names = other_names()["scripts"] | scripts | {name: name for name in SCRIPTS}
+    return names.get(Path(program).stem)
 
 
 def advice_on_file(path: Path) -> str:
@@ -84,9 +74,10 @@ def advice_on_file(path: Path) -> str:
 
 def advice_on_run(path: Path) -> str:
     """Return the command that trains a missing run, if a file of configs/ does."""
-    line = re.compile(rf"^  run: {re.escape(path.name)}$", re.MULTILINE)
     for file in CONFIGS.glob("*.yaml"):
-        if path.parent.name == "runs" and line.search(file.read_text(encoding="utf-8")):
+        if f"runs/{path.name}" in str(path) and f"\n  run: {path.name}\n" in file.read_text(
+            "utf-8"
+        ):
             return f" Train it first: {command_line('train')} --config {os.path.relpath(file)}"
     return ""
 
@@ -109,9 +100,9 @@ def advice_on_key(name: str) -> str | None:
         setting, value = by_flag.get(flag[1]), flag[2]
         if setting is None:
             return flag[0]
-        if value and setting.many:
-            value = f" [{value[1:].replace(' ', ', ')}]"
-        return f"'{setting.name}{value and ':'}{value}' under '{setting.section}:'"
+        if value:
+            value = f": [{value[1:].replace(' ', ', ')}]" if setting.many else f":{value}"
+        return f"'{setting.name}{value}' under '{setting.section}:'"
 
     advice = _advice(name, "train", by_flag)
     return advice and _FLAG.sub(key, advice)
@@ -123,7 +114,7 @@ def _advice(name: str, command: str, flags: Collection[str]) -> str | None:
     if renamed in flags:
         return f": it was renamed to {renamed}."
     texts = {"train": flag_of(name)} if name in SETTINGS else {}
-    texts |= foreign_names().get(name, {})
+    texts |= other_names()["instead"].get(name, {})
     for owners, text in sorted(texts.items(), key=lambda item: command not in item[0].split()):
         # A setting means the same in each command. Another flag may differ from that of a run.
         may_fit = command in owners.split() or owners == "train"

@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from myxtts.config import flags
-from myxtts.config.advice import advice_on_file, advice_on_key, nearest, other_names, was_unused
+from myxtts.config.advice import advice_on_file, advice_on_key, nearest, other_names
 from myxtts.config.checks import check_settings, inactive_settings
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
@@ -294,7 +294,7 @@ def _read(path: Path, through: tuple[Path, ...] = ()) -> _Source:
             if name in SETTINGS and SETTINGS[name].section == section:
                 value = tuple(value) if isinstance(value, list) else value
                 given[name] = _Given(value, where + name)
-            elif not was_unused(name, value):
+            elif (name, value) not in other_names()["unused"].items():
                 unknown.append(where + _unknown(name, section))
     if unknown:
         raise ConfigError("\n".join(unknown))
@@ -306,7 +306,7 @@ def _content(path: Path) -> _Mapping:
     try:
         content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
     except OSError as error:
-        hint = "" if path.exists() else advice_on_file(path)
+        hint = advice_on_file(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
             f"{path}: the configuration cannot be read: {error.strerror}. Give another file; paths"
             f" are relative to {Path.cwd()}.{hint}"

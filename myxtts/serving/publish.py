@@ -19,41 +19,7 @@ from myxtts.training.checkpoint_files import write_checkpoint
 from myxtts.training.published import CHECKSUMS, file_digest
 from myxtts.training.runs import RunFolder, TrainedRun
 
-CARD = """---
-license: other
-language: {language}
-library_name: myxtts
-pipeline_tag: text-to-speech
----
-
-# {name}
-
-A voice trained with MyXTTS {commit}: {size}, step {step}, {hours:.1f} hours of speech seen.
-
-- **Consent**: FILL IN. Who has agreed to the publication of their voice, when, for which uses.
-- **Data and its licence**: FILL IN, for the corpus `{corpus}` of {utterances} utterances.
-- **Licence of the weights**: FILL IN, here and as `license` above.
-- **Not for**: speech in the name of a person who has not agreed to it, fraud, harassment.
-
-## Use
-
-```bash
-python -m piper -m onnx/{name}.onnx -f hello.wav "{text}"
-myxtts serve --model onnx
-myxtts synthesize --run . {vocoder}--text "{text}"
-myxtts train --init-from . --train-data CORPUS --run NAME
-```
-
-`onnx/README.md` has sizes and real-time factors. `sha256sum -c {checksums}` checks the files.
-
-## Samples
-
-{samples}
-
-## Scores
-
-{scores}
-"""
+CARD = Path(__file__).with_name("card.md").read_text("utf-8")
 
 log = logging.getLogger(__name__)
 

@@ -36,18 +36,7 @@ PACKAGES = {"onnx": _OF_ONNX, "web": _OF_ONNX, "litert": ("ai_edge_litert",)}
 MIN_REDUCED = 1024
 REPEATS = 3
 
-README = """# {name}
-
-Exported by `myxtts export --format {form}` from {source}{speakers}.
-
-| file | MB | real-time factor on one core | difference from TensorFlow |
-|---|---:|---:|---:|
-{table}
-
-The difference is the root mean square of that of the waves, as a fraction of the wave's, of
-{text}. `float16` stores trained matrices (LiteRT: all constants) in 16 bits, and `int8` in 8.
-docs/guides/export.md of MyXTTS says how programs use the files.
-"""
+README = Path(__file__).with_name("files.md").read_text("utf-8")
 
 
 class Graph(NamedTuple):

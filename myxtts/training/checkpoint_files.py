@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from myxtts import files
-from myxtts.config.advice import was_unused
+from myxtts.config.advice import other_names
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.data.manifest import Vocabulary
@@ -331,8 +331,8 @@ def _update_settings(document: dict[str, Any]) -> None:
     if isinstance(settings, dict) and isinstance(settings.get("data"), dict):
         settings["data"].setdefault("text_normaliser", "none")
     if isinstance(settings, dict) and isinstance(settings.get("vocoder"), dict):
-        values = settings["vocoder"].items()
-        settings["vocoder"] = {name: value for name, value in values if not was_unused(name, value)}
+        unused, values = other_names()["unused"].items(), settings["vocoder"].items()
+        settings["vocoder"] = dict(item for item in values if item not in unused)
 
 
 def write_record(checkpoint: Path, record: Record) -> None:

@@ -58,7 +58,9 @@ class CommandParser(argparse.ArgumentParser):
             raise _Made(self)
         # Behind -- the words are for another program.
         end = argv.index("--") if "--" in argv else len(argv)
-        words = [*map(_hyphenated, argv[:end])]
+        # --data_gpu=0 is --data-gpu=0.
+        hyphenated = partial(re.sub, r"^--[^=]*", lambda name: name[0].replace("_", "-"))
+        words = [*map(hyphenated, argv[:end])]
         try:
             options, unknown = self.parse_known_args([*words, *argv[end:]])
         except ConfigError as error:
@@ -272,8 +274,3 @@ def read_settings(
         # A recorded early stop has ended the previous start, and would end this one at once.
         overrides = {"stop_at_step": None} | overrides | place
     return load(path, overrides, own), options
-
-
-def _hyphenated(argument: str) -> str:
-    """`--data_gpu=0` as `--data-gpu=0`."""
-    return re.sub(r"^--[^=]*", lambda name: name[0].replace("_", "-"), argument)

@@ -66,7 +66,7 @@ def advice_on_file(path: Path) -> str:
     """Return what follows "there is no file …" of settings: the one that may be meant."""
     for folder in (path.parent, CONFIGS):
         files = {file.stem: file for file in sorted(folder.glob("*.y*ml"))}
-        name = other_names()["configs"].get(path.stem)
+        name = other_names()["configs"].get(path.stem, "")
         if near := files.get(name) or files.get(nearest(path.stem, files) or ""):
             return f" Did you mean {near}?"
     return ""

@@ -14,8 +14,8 @@ from myxtts.config.schema import Config, Mark, Needs, Section, flag_of
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
 _NOUNS = {"integer": "whole number", "number": "number"}
-_LOWER = {"minimum": "of at least", "exclusiveMinimum": "above"}
-_UPPER = {"maximum": "at most", "exclusiveMaximum": "below"}
+_BOUNDS = {"minimum": "of at least", "exclusiveMinimum": "above"}
+_BOUNDS |= {"maximum": "at most", "exclusiveMaximum": "below"}
 
 SCRIPTS: dict[str, str] = yaml.safe_load(
     Path(__file__).with_name("scripts.yaml").read_text("utf-8")
@@ -89,8 +89,7 @@ def _allowed(form: dict[str, Any]) -> str:
 def _bounds(form: dict[str, Any]) -> str:
     if "minimum" in form and "maximum" in form:
         return f" from {form['minimum']:.15g} to {form['maximum']:.15g}"
-    bounds = (_LOWER | _UPPER).items()
-    return " and".join(f" {word} {form[key]:.15g}" for key, word in bounds if key in form)
+    return " and".join(f" {word} {form[key]:.15g}" for key, word in _BOUNDS.items() if key in form)
 
 
 # Pydantic's JSON schema has the bounds and choices of a type in one form, whether they come from a

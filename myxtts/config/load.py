@@ -338,10 +338,7 @@ def _unknown(name: str, section: str | None) -> str:
     advice = advice_on_key(name)
     if advice is not None:
         return f"{name!r} is unknown{advice}"
-    if section is None:
-        here = [DEFAULTS, *SECTIONS]
-    else:
-        here = [setting.name for setting in flags.in_section(section)]
+    here = [each.name for each in flags.in_section(section)] if section else [DEFAULTS, *SECTIONS]
     near = nearest(name, here) or nearest(name, SETTINGS)
     if near is None:
         return f"{format_value(name)} is unknown. Known names: {', '.join(here)}."

@@ -25,14 +25,11 @@ def read_tar_shards(options: CorpusOptions) -> Layout | None:
     if not os.path.isdir(folder):
         return None
     base = base_of(folder)
-    names = os.listdir(folder)
-    if is_url(base):
-        names = [name for name in open_store(base).list() if "/" not in name]
+    files = open_store(base).list() if is_url(base) else os.listdir(folder)
+    names = [name for name in files if "/" not in name]
     tars = sorted(name for name in names if name.endswith(".tar"))
     cuts = sorted(name for name in names if name.startswith("cuts.") and ".jsonl" in name)
-    lists = sorted(
-        name for name in names if name.endswith((".json", ".jsonl")) and name not in cuts
-    )
+    lists = sorted({name for name in names if name.endswith((".json", ".jsonl"))}.difference(cuts))
     if not tars:
         return None
     store = open_store(base)

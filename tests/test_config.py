@@ -460,7 +460,9 @@ class NamesTest(YamlCase):
             expected = f"there is no program {program} in .* Use -- {command} for it."
             with self.assertRaisesRegex(ConfigError, expected):
                 load_command("launch").main(["--", program])
-        with self.assertRaisesRegex(CheckpointError, "first: .* --config .*configs/voices.yaml$"):
+        with self.assertRaisesRegex(
+            CheckpointError, "end. `.* --config .*configs/voices.yaml` trains it.$"
+        ):
             TrainedRun.open(Path("runs/voices"))
         with self.assertRaisesRegex(CheckpointError, "at its end.$"):
             TrainedRun.open(Path("runs/mine"))

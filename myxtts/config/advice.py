@@ -78,7 +78,7 @@ def advice_on_run(path: Path) -> str:
         if f"runs/{path.name}" in str(path) and f"\n  run: {path.name}\n" in file.read_text(
             "utf-8"
         ):
-            return f" Train it first: {command_line('train')} --config {os.path.relpath(file)}"
+            return f" `{command_line('train')} --config {os.path.relpath(file)}` trains it."
     return ""
 
 

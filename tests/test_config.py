@@ -10,7 +10,7 @@ from unittest import mock
 from myxtts.commands.main import COMMANDS, load_command
 from myxtts.commands.parser import parser_of
 from myxtts.config import schema
-from myxtts.config.advice import _FLAG, advice_on_flag, nearest, other_names
+from myxtts.config.advice import FLAG, advice_on_flag, nearest, other_names
 from myxtts.config.checks import check_worker_count
 from myxtts.config.flags import SCRIPTS, SECTIONS, SETTINGS
 from myxtts.config.load import dump, load
@@ -320,26 +320,14 @@ HINTS = (
     ("train", "--model_device", "Use --model-gpu, with the GPU of the data as --data-gpu."),
     ("train", "--nproc-per-node=2", "Use --model-gpus 0 1, because"),
     ("train", "--gpus", "Use --model-gpus 0 1"),
-    (
-        "train",
-        "--nnodes",
-        "Use `python utilities/launch_workers.py` with --nodes HOST:PORT,HOST:PORT",
-    ),
+    ("train", "--nnodes", "Use `python utilities/launch_workers.py` with --nodes HOST:PORT"),
     ("train", "--node_rank", "Use `python utilities/launch_workers.py` with --node-rank."),
     ("train", "--master_port", "Use `python utilities/launch_workers.py` with --nodes HOST:PORT"),
     ("train", "--train_csv", "Use --train-data."),
-    (
-        "train",
-        "--gpu0_checkpoint",
-        "Use `python utilities/merge_checkpoints.py` with --checkpoints",
-    ),
+    ("train", "--gpu0_checkpoint", "`python utilities/merge_checkpoints.py` with --checkpoints"),
     ("train", "--speaker_wav", "Use `python utilities/synthesize.py` with --reference."),
     ("train", "--no-prefetch-to-gpu", ": batches are always uploaded in advance."),
-    (
-        "train",
-        "trainer.max_epochs=3",
-        "'trainer.max_epochs' is not a flag. Use --epochs, or --max-steps.",
-    ),
+    ("train", "trainer.max_epochs=3", "'trainer.max_epochs' is not a flag. Use --epochs, or --max"),
     ("train", "training.batch_size=3", "Use --batch-size."),
     ("jobs", "--nproc_per_node=2", "Use --gpus 0 1."),
     ("jobs", "--num_train_epochs", "Use --max-steps, because the jobs need the same length."),
@@ -390,7 +378,7 @@ class NamesTest(YamlCase):
     def test_a_text_names_flags_of_its_command_or_none(self):
         for texts in other_names()["instead"].values():
             for commands, text in texts.items():
-                named = {flag for flag, _ in _FLAG.findall(text)}
+                named = {flag for flag, _ in FLAG.findall(text)}
                 with self.subTest(text):
                     self.assertLessEqual(set(commands.split()), set(COMMANDS))
                     self.assertEqual(named - self.flags[commands.split()[0]], set())
@@ -407,7 +395,7 @@ class NamesTest(YamlCase):
                     self.assertNotIn(SCRIPTS[command], answer)
                     self.assertNotIn("Did you mean", answer)
                     if ". Use --" in answer:
-                        self.assertLessEqual({flag for flag, _ in _FLAG.findall(answer)}, flags)
+                        self.assertLessEqual({flag for flag, _ in FLAG.findall(answer)}, flags)
 
     def test_what_others_type_is_answered_where_it_is_typed(self):
         for place, typed, words in HINTS:

@@ -17,7 +17,7 @@ from myxtts.config.schema import flag_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"  # of a checkout
 # A flag, and a value whose letters are not all small: 0 1, runs/NAME, mixed_float16.
-_FLAG = re.compile(r"(--[a-z][a-z0-9-]*)((?: (?=[^\s,]*[A-Z0-9_])[^\s,]*[^\s,.])*)")
+FLAG = re.compile(r"(--[a-z][a-z0-9-]*)((?: (?=[^\s,]*[A-Z0-9_])[^\s,]*[^\s,.])*)")
 
 
 @cache
@@ -75,9 +75,8 @@ def advice_on_file(path: Path) -> str:
 def advice_on_run(path: Path) -> str:
     """Return the command that trains a missing run, if a file of configs/ does."""
     for file in CONFIGS.glob("*.yaml"):
-        if f"runs/{path.name}" in str(path) and f"\n  run: {path.name}\n" in file.read_text(
-            "utf-8"
-        ):
+        is_trained = f"\n  run: {path.name}\n" in file.read_text(encoding="utf-8")
+        if is_trained and path.parent.name == "runs":
             return f" `{command_line('train')} --config {os.path.relpath(file)}` trains it."
     return ""
 
@@ -105,7 +104,7 @@ def advice_on_key(name: str) -> str | None:
         return f"'{setting.name}{value}' under '{setting.section}:'"
 
     advice = _advice(name, "train", by_flag)
-    return advice and _FLAG.sub(key, advice)
+    return advice and FLAG.sub(key, advice)
 
 
 def _advice(name: str, command: str, flags: Collection[str]) -> str | None:
@@ -118,7 +117,7 @@ def _advice(name: str, command: str, flags: Collection[str]) -> str | None:
     for owners, text in sorted(texts.items(), key=lambda item: command not in item[0].split()):
         # A setting means the same in each command. Another flag may differ from that of a run.
         may_fit = command in owners.split() or owners == "train"
-        if may_fit and {flag for flag, _ in _FLAG.findall(text)} <= {*flags}:
+        if may_fit and {flag for flag, _ in FLAG.findall(text)} <= {*flags}:
             return f". Use {text}." if text.startswith("--") else f": {text}."
     for owners, text in texts.items():
         return f". Use `{command_line(owners.split()[0])}` with {text}."

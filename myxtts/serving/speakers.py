@@ -65,6 +65,7 @@ class ExportedSpeaker:
     takes_reference = False
 
     def __init__(self, path: Path):
+        check_packages("--model", "onnxruntime")
         # The shortest name is that of float32.
         files = [path] if path.is_file() else sorted(path.glob("*.onnx"), key=lambda x: len(x.name))
         if not files:
@@ -72,7 +73,6 @@ class ExportedSpeaker:
                 f"--model {path} has no file *.onnx. Give the folder that `myxtts export --format"
                 " onnx` wrote, or a file in it."
             )
-        check_packages("--model", "onnxruntime")
         # A sentence takes one core, so that several are spoken at the same time.
         self.threads, self.name = os.cpu_count() or 1, files[0].stem
         try:

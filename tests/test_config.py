@@ -2,11 +2,15 @@
 
 import ast
 import errno
+import math
 import os
 import shutil
+import unittest
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+from myxtts.commands import synthesize
 from myxtts.commands.main import COMMANDS, load_command
 from myxtts.commands.parser import parser_of
 from myxtts.config import schema
@@ -15,6 +19,7 @@ from myxtts.config.checks import check_worker_count
 from myxtts.config.flags import SCRIPTS, SECTIONS, SETTINGS
 from myxtts.config.load import dump, load
 from myxtts.config.schema import Config, ModelConfig
+from myxtts.config.synthesis import BOUNDS, SynthesisOptions, check_options
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.placement.routes import plan_routes
 from myxtts.training.runs import TrainedRun
@@ -460,6 +465,30 @@ class NamesTest(YamlCase):
         for command, script in SCRIPTS.items():
             call = f"run_script({command.replace('-', '_')})"
             self.assertIn(call, (ROOT / script).read_text(encoding="utf-8"))
+
+
+class SynthesisOptionsTest(unittest.TestCase):
+    def test_a_value_beyond_its_bounds_is_an_error_of_the_user(self):
+        for name, (_, low, high) in BOUNDS.items():
+            check_options(**{name: low})
+            check_options(**{name: high})
+            for value in (low - 1, high + 1, math.nan, math.inf, -math.inf, None, "1", [low]):
+                with self.subTest(name, value=value), self.assertRaisesRegex(ConfigError, name):
+                    check_options(**{name: value})
+        for name, value in (("speed", math.nan), ("ode_steps", 1.5), ("guidance", math.inf)):
+            with self.subTest(name), self.assertRaisesRegex(ConfigError, f"{name} is {value}"):
+                replace(SynthesisOptions(), **{name: value})
+
+    def test_flags_and_settings_have_the_same_bounds(self):
+        argv = "--run", "run", "--text", "hello"
+        for flag, name in (("--speed", "speed"), ("--pitch", "pitch_semitones")):
+            _, _, high = BOUNDS[name]
+            synthesize.parse([*argv, flag, str(high)])
+            with self.assertRaisesRegex(ConfigError, f"to {high:g}"):
+                synthesize.parse([*argv, flag, str(high + 1)])
+        for name in ("ode_steps", "guidance", "variety"):
+            with self.assertRaises(ValueError):
+                ModelConfig(**{name: BOUNDS[name][2] + 1})
 
 
 class SchemaTest(FolderCase):

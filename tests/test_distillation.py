@@ -18,6 +18,7 @@ from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, check_batch
 from myxtts.commands import profile
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config, TeacherConfig
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.dataset import teacher_rows_of
 from myxtts.data.features import tts_extractor
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
@@ -25,7 +26,7 @@ from myxtts.data.pipeline import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.errors import ConfigError, DataError
 from myxtts.models.teacher import NullTeacher, TeacherModel
-from myxtts.models.xtts import TEXT_INPUTS, XTTS, SynthesisOptions
+from myxtts.models.xtts import TEXT_INPUTS, XTTS, option_tensors
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Checkpoint, read_record
@@ -183,7 +184,7 @@ class Networks(unittest.TestCase):
         texts = [self.batch[name] for name in TEXT_INPUTS]
         synthesize_mel = XTTS.synthesize_mel.python_function  # eager: tracing it takes 2 s
         _, frames, path = synthesize_mel(
-            self.network, *texts, *SynthesisOptions(variety=0.0).tensors()
+            self.network, *texts, *option_tensors(SynthesisOptions(variety=0.0))
         )
         longest = int(tf.reduce_max(frames))
         teacher = TeacherModel(self.network, ode_steps=2, guidance=1.0)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.training.runs import TrainedRun
 from tests.fixtures import rewrite_state
 from tests.two_devices import MODEL, TWO
@@ -40,7 +41,6 @@ from myxtts.evaluation.metrics import AcousticFeatures, utterance_metrics
 from myxtts.evaluation.recognisers import open_recogniser
 from myxtts.evaluation.table import METRICS, ColumnScore, Means, Metrics, metrics_by_group
 from myxtts.models.alignment import evidence
-from myxtts.models.xtts import SynthesisOptions
 from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.tts import synthesis_options

@@ -21,7 +21,7 @@ from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.commands import export as export_model
 from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config
-from myxtts.models.xtts import SynthesisOptions
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.synthesis import export
 from myxtts.training.runs import TrainedRun
 from tests import tiny_vocoder

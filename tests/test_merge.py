@@ -11,6 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from unittest import mock
 
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.training.checkpoint_files import Checkpoint, Record, Source
 from tests.fixtures import make_record, replace_arrays, rewrite_state
 from tests.two_devices import SIMULATED
@@ -33,7 +34,6 @@ from myxtts.local_sgd.interpolation import (
     measure_interpolation,
 )
 from myxtts.local_sgd.merge import layer_distances, layer_table, merge, read_held_out, read_input
-from myxtts.models.xtts import SynthesisOptions
 from myxtts.training.checkpoint_files import digest_of, latest, read_record, write_checkpoint
 from tests.fixtures import FolderCase, entered, reported
 from tests.tiny import arrays_of, features, on_device

@@ -1,5 +1,6 @@
 """The XTTS network: dependence on inputs and padding, randomness, sizes, precision."""
 
+import math
 import unittest
 from functools import cache
 from unittest import mock
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.config.synthesis import BOUNDS, SynthesisOptions
 from myxtts.models import xtts
 from myxtts.models.layers import (
     Attention,
@@ -17,7 +19,7 @@ from myxtts.models.layers import (
     apply_rotary,
     parameter_count,
 )
-from myxtts.models.xtts import TEXT_INPUTS, XTTS, FlowCondition, SynthesisOptions, keep_mask
+from myxtts.models.xtts import TEXT_INPUTS, XTTS, FlowCondition, keep_mask, option_tensors
 from myxtts.portable_ops import FRAMES_GRID, fold_in
 from tests import tiny
 from tests.long import long
@@ -50,7 +52,9 @@ class Network(unittest.TestCase):
     def synthesize(self, batch, speed=0.25, ode_steps=2, variety=0.0, **options):
         """Return (mel, frames, path) at a speed that gives each token several frames."""
         fixed = {"speed": speed, "ode_steps": ode_steps, "variety": variety}
-        options = SynthesisOptions(**fixed, **options)
+        # The network takes any speed.
+        with mock.patch.dict(BOUNDS, speed=(float, 0.0, math.inf)):
+            options = SynthesisOptions(**fixed, **options)
         texts = [on_device(batch)[name] for name in TEXT_INPUTS]
         with tf.device(MODEL):
             return numpy_of(self.model.synthesize(*texts, options))
@@ -118,7 +122,7 @@ class Padding(Network):
         synthesize = XTTS.synthesize_mel.python_function
         with mock.patch.object(XTTS, "solve_flow", solve), tf.device(MODEL):
             for speed in (1.0, 0.9, 0.8, 0.7, 0.6):
-                options = SynthesisOptions(speed=speed).tensors()
+                options = option_tensors(SynthesisOptions(speed=speed))
                 mel, _, path = synthesize(self.model, *texts, *options)
                 self.assertEqual(mel.shape[1], path.shape[1])
                 lengths.add(mel.shape[1])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from myxtts.commands import parser as flags
 from myxtts.commands.parser import add_flag, bounded
+from myxtts.config.schema import flag_of
+from myxtts.config.synthesis import BOUNDS
 from myxtts.errors import ConfigError
 
 NAME = "evaluate"
@@ -25,16 +27,12 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--utterances", utterances, bounded(int, 1))
     asr = "run of a recogniser that transcribes the synthesized speech"
     add_flag(parser, "--asr", asr, Path, "RUN")
-    ode_steps = "ODE steps of synthesis; by default the run's"
-    add_flag(parser, "--ode-steps", ode_steps, bounded(int, 1, 1000))
-    guidance = "guidance of synthesis (0 to 10); by default the run's"
-    add_flag(parser, "--guidance", guidance, bounded(float, 0.0, 10.0))
-    variety = "variety of prosody in synthesis (0 to 2); by default the run's"
-    add_flag(parser, "--variety", variety, bounded(float, 0.0, 2.0))
+    for name in ("ode_steps", "guidance", "variety"):
+        flags.add_option(parser, flag_of(name), name, f"{name} of synthesis; by default the run's")
     vocoder = "run of a vocoder, or griffin-lim; by default the vocoder that the run names"
     add_flag(parser, "--vocoder", vocoder, metavar="RUN")
     seeds = "seeds of a vocoder's noise and of Griffin-Lim's phases; by default 0 1 2"
-    add_flag(parser, "--seeds", seeds, bounded(int, 0, 2**31 - 1), "N", nargs="+")
+    add_flag(parser, "--seeds", seeds, bounded(*BOUNDS["seed"]), "N", nargs="+")
     beam = "prefixes that the beam search of a recogniser keeps; by default it decodes greedily"
     add_flag(parser, "--beam-width", beam, bounded(int, 0, 1000), "N")
     noise = "also measure a recogniser at these signal-to-noise ratios, in noises it never heard"

@@ -17,6 +17,7 @@ from myxtts.config.advice import advice_on_flag, command_of
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
 from myxtts.config.load import check_local, config_of_run, format_value, load
 from myxtts.config.schema import Config, Needs
+from myxtts.config.synthesis import BOUNDS
 from myxtts.errors import ConfigError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -133,6 +134,15 @@ def local_path(flag: str, text: str) -> Path:
     return Path(text)
 
 
+def add_option(
+    parser: argparse._ActionsContainer, flag: str, name: str, meaning: str, **options: Any
+) -> None:
+    """Add a flag for an option of synthesis, with the bounds of the option."""
+    kind, low, high = BOUNDS[name]
+    meaning = f"{meaning} ({low:.15g} to {high:.15g})"
+    add_flag(parser, flag, meaning, bounded(kind, low, high), dest=name, **options)
+
+
 def add_switch(parser: argparse._ActionsContainer, name: str, meaning: str) -> None:
     parser.add_argument(name, help=meaning, action="store_true")
 
@@ -244,8 +254,7 @@ def add_vocoder_flag(parser: argparse._ActionsContainer) -> None:
 
 def add_vocoder_flags(parser: CommandParser) -> None:
     add_vocoder_flag(parser)
-    count = bounded(int, 1, 1000)
-    add_flag(parser, "--iterations", "iterations of Griffin-Lim (default 30)", count)
+    add_option(parser, "--iterations", "iterations", "iterations of Griffin-Lim (default 30)")
 
 
 def read_settings(

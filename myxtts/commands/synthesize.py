@@ -4,11 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from myxtts.commands import parser as flags
 from myxtts.commands.console import sound_on_stdout
-from myxtts.commands.parser import add_flag, add_switch, bounded
+from myxtts.commands.parser import add_flag, add_switch
 from myxtts.errors import DataError
 from myxtts.files import decode_text
 from myxtts.text.times import FORMS
@@ -40,19 +41,15 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--reference", reference, Path, "FILE", **several)
     about = "How the text is spoken. The defaults are the settings of the run."
     group = parser.add_argument_group("synthesis", about)
-    add_flag(group, "--speed", "2 is twice as fast (0.25 to 4)", bounded(float, 0.25, 4.0))
-    octave = bounded(float, -12.0, 12.0)
-    pitch = "raise or lower the pitch (-12 to 12)"
-    add_flag(group, "--pitch", pitch, octave, "SEMITONES", dest="pitch_semitones")
-    energy = "speak louder or softer (-12 to 12)"
-    add_flag(group, "--energy", energy, octave, "DB", dest="energy_db")
-    add_flag(group, "--ode-steps", "steps from noise to speech", bounded(int, 1, 1000))
-    guidance = "classifier-free guidance (0 to 10); 1 turns it off and is faster"
-    add_flag(group, "--guidance", guidance, bounded(float, 0.0, 10.0))
-    variety = "variety of pitch and energy, and half of it of durations (0 to 2); 0 is the mean"
-    add_flag(group, "--variety", variety, bounded(float, 0.0, 2.0))
-    seed = "seed of the noise; the same seed gives the same .wav or .flac"
-    add_flag(group, "--seed", seed, bounded(int, 0, 2**31 - 1))
+    add = partial(flags.add_option, group)
+    add("--speed", "speed", "2 is twice as fast")
+    add("--pitch", "pitch_semitones", "raise or lower the pitch", metavar="SEMITONES")
+    add("--energy", "energy_db", "speak louder or softer", metavar="DB")
+    add("--ode-steps", "ode_steps", "steps from noise to speech")
+    add("--guidance", "guidance", "classifier-free guidance; 1 turns it off and is faster")
+    variety = "variety of pitch and energy, and half of it of durations; 0 is the mean"
+    add("--variety", "variety", variety)
+    add("--seed", "seed", "seed of the noise; the same seed gives the same .wav or .flac")
     flags.add_vocoder_flags(parser)
     return parser.parse(argv)
 

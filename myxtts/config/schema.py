@@ -15,6 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from myxtts.config.synthesis import bounds_of
+
 
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
@@ -336,11 +338,11 @@ class ModelConfig(Section):
     """Train decoder and flow on a random segment of this duration from each utterance."""
     gradient_checkpointing: Annotated[bool, needs(task=("tts", "vocoder"))] = False
     """Recompute activations in the backward pass: less memory, more time."""
-    ode_steps: Annotated[int, Field(ge=1, le=1000), needs(task="tts"), IN_SCORES] = 4
+    ode_steps: Annotated[int, bounds_of("ode_steps"), needs(task="tts"), IN_SCORES] = 4
     """Steps of the ODE solver from noise to speech; more are more accurate and slower."""
-    guidance: Annotated[float, Field(ge=0.0, le=10.0), needs(task="tts"), IN_SCORES] = 1.0
+    guidance: Annotated[float, bounds_of("guidance"), needs(task="tts"), IN_SCORES] = 1.0
     """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""
-    variety: Annotated[float, Field(ge=0.0, le=2.0), needs(task="tts"), IN_SCORES] = 1.0
+    variety: Annotated[float, bounds_of("variety"), needs(task="tts"), IN_SCORES] = 1.0
     """Variety of pitch and energy in synthesis, of that of people, and half of it of durations; 0
     is their mean."""
     vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE, IN_SCORES] = None

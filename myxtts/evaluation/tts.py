@@ -13,6 +13,7 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.dataset import corpus_folder
 from myxtts.errors import DataError
 from myxtts.evaluation import boundaries, held_out, metrics, speech, table, word_errors
@@ -21,7 +22,7 @@ from myxtts.evaluation.metrics import AcousticFeatures, CopyMetrics, UtteranceMe
 from myxtts.evaluation.recognisers import open_recogniser
 from myxtts.evaluation.table import ColumnScore, Means, Metric, Metrics, ScoreWeights
 from myxtts.files import numbered_name
-from myxtts.models.xtts import XTTS, SynthesisOptions
+from myxtts.models.xtts import XTTS
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.error_rates import error_rates

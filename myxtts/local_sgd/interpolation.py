@@ -15,6 +15,7 @@ import numpy as np
 
 from myxtts.batch import TTS_FEATURES, first_rows
 from myxtts.config.schema import Config
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.batch_plan import HELD_OUT_PASS
 from myxtts.data.dataset import single_bucket_corpus
 from myxtts.data.manifest import Manifest
@@ -22,7 +23,7 @@ from myxtts.data.pipeline import held_out_pipeline
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.evaluation.metrics import align
 from myxtts.local_sgd.merge import weighted_mean, weights_group
-from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions
+from myxtts.models.xtts import TEXT_INPUTS
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of

@@ -18,6 +18,7 @@ import tensorflow as tf
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.models import alignment, flow, layers, prosody
 from myxtts.models.aligner import Aligner
 from myxtts.models.alignment import gather_rows
@@ -57,32 +58,6 @@ PROSODY_DROPOUT = 5.0
 DECODER_STD = 0.3
 
 
-@dataclass(frozen=True)
-class SynthesisOptions:
-    """Options of synthesis.
-
-    The energy that is added to each token also changes its timbre, as in a louder voice.
-    """
-
-    # How far the language embedding is from the mean of all, relative to training.
-    accent_strength: float = 1.0
-    speed: float = 1.0  # 2 halves every duration
-    pitch_semitones: float = 0.0
-    energy_db: float = 0.0
-    # Of pitch and energy, as a fraction of that of people, and half of it of durations; 0 speaks
-    # their means, without noise in the mel.
-    variety: float = 1.0
-    ode_steps: int = 4  # Euler steps of the flow, from noise to mel
-    guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
-    seed: int = 0  # of the initial noise
-
-    def tensors(self) -> list[tf.Tensor]:
-        """Return them on the current device, in the order of SYNTHESIS_SIGNATURE."""
-        values = vars(self) | {"seed": [self.seed, 0]}
-        specs = SYNTHESIS_SIGNATURE[len(TEXT_INPUTS) :]
-        return [tf.constant(values[spec.name], spec.dtype) for spec in specs]
-
-
 TEXT_INPUTS = "tokens", "token_count", "language", "reference", "reference_frames"
 """The fields of TTS_FEATURES that synthesis needs: texts, languages and references."""
 
@@ -98,6 +73,13 @@ SYNTHESIS_SIGNATURE = (
     tf.TensorSpec([2], tf.int32, "seed"),
 )
 """Input signature of `XTTS.synthesize_mel`: TEXT_INPUTS and SynthesisOptions."""
+
+
+def option_tensors(options: SynthesisOptions) -> list[tf.Tensor]:
+    """Return options on the current device, in the order of SYNTHESIS_SIGNATURE."""
+    values = vars(options) | {"seed": [options.seed, 0]}
+    specs = SYNTHESIS_SIGNATURE[len(TEXT_INPUTS) :]
+    return [tf.constant(values[spec.name], spec.dtype) for spec in specs]
 
 
 class SpeakerCondition(NamedTuple):
@@ -295,7 +277,7 @@ class XTTS(keras.Model):
         int32 [B, T].
         """
         *texts, options = texts_and_options
-        return self.synthesize_mel(*texts, *options.tensors())
+        return self.synthesize_mel(*texts, *option_tensors(options))
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
     def synthesize_mel(self, *inputs):

@@ -14,14 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.models.xtts import TEMPERATURE, XTTS, SpeakerCondition, SynthesisOptions
+from myxtts.config.synthesis import BOUNDS, SynthesisOptions
+from myxtts.models.xtts import TEMPERATURE, XTTS, SpeakerCondition
 from myxtts.synthesis.spoken_text import FADE_S, FRONTEND, SCALES
 from myxtts.text.frontend import SPELLINGS, TextFrontend
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 
 NOISE_SCALE, LENGTH_SCALE, NOISE_W = SCALES
 SPECIAL = {"_": PADDING_ID, "^": BEGIN_ID, "$": END_ID}
-MIN_SPEED, MAX_SPEED = 0.25, 4.0
+_, MIN_SPEED, MAX_SPEED = BOUNDS["speed"]
 FADE_SAMPLES = round(FADE_S * SAMPLE_RATE_HZ)
 
 

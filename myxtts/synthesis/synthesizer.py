@@ -17,8 +17,8 @@ from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
 from myxtts.config.schema import DataConfig
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.audio_file import REFERENCE, read_recording
-from myxtts.models.xtts import SynthesisOptions
 from myxtts.synthesis.spoken_text import Chunk, encode_text, fade_ends, pause_between
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.languages import choose_language

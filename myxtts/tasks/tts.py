@@ -10,12 +10,13 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, VocoderProtocol, vocode
 from myxtts.batch import TAUGHT_TTS_FEATURES
 from myxtts.config.schema import Config, ModelConfig
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.audio_file import write_wav
 from myxtts.data.features import FeatureExtractor, LoadFrozen, at_loudness, tts_extractor
 from myxtts.data.manifest import Vocabulary
 from myxtts.models import aligner, xtts
 from myxtts.models.alignment import sum_over_paths
-from myxtts.models.xtts import TEXT_INPUTS, SynthesisOptions, build_xtts
+from myxtts.models.xtts import TEXT_INPUTS, build_xtts, option_tensors
 from myxtts.placement.devices import xla_failure
 from myxtts.report.plots import mel_and_alignment
 from myxtts.report.samples import sound_file
@@ -112,7 +113,7 @@ class TTSSampler(Sampler):
 
     def __init__(self, options: SynthesisOptions, vocoder: VocoderProtocol, *output: Any):
         super().__init__(*output)
-        self._options = options.tensors()
+        self._options = option_tensors(options)
         # Copies of the recording are the best that each vocoder can make of a perfect mel.
         griffin_lim = GriffinLim()
         copied_by: dict[str, VocoderProtocol] = {"griffin-lim": griffin_lim}

@@ -36,6 +36,7 @@ from myxtts.config.advice import advice_on_run
 from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
+from myxtts.config.synthesis import check_options
 from myxtts.data.manifest import Vocabulary
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.checkpoint_files import (
@@ -130,8 +131,11 @@ class TrainedRun:
         """
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:
+            found = "has no checkpoint"
+            if any(path.glob("*.onnx")):
+                found = "is an exported voice, which `myxtts serve --model` takes"
             raise CheckpointError(
-                f"{path} has no checkpoint. Give the folder of a run that has one, such as"
+                f"{path} {found}. Give the folder of a run that has one, such as"
                 " runs/my_voice; a run writes one every --checkpoint-every steps and at its end."
                 f"{advice_on_run(path)}"
             )
@@ -291,6 +295,8 @@ def select_vocoder(
         requested: folder of a vocoder's run or a file *.onnx, relative to the working folder, or
             "griffin-lim".
     """
+    if iterations is not None:
+        check_options(iterations=iterations)
     vocoder = settings.model.vocoder if requested is None else str(requested)
     if vocoder is None:
         return VocoderChoice(iterations=iterations, note=" (no --vocoder was given)")

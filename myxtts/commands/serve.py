@@ -1,7 +1,6 @@
 """`myxtts serve`: a voice, and a recogniser, over HTTP and Wyoming."""
 
 import argparse
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from myxtts.errors import ConfigError, check_packages
 NAME = "serve"
 HELP = "Speak and transcribe for other programs: OpenAI's interface, Wyoming and a page."
 PACKAGES = ("starlette", "uvicorn", "multipart", "wyoming")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-log = logging.getLogger("myxtts.serve")
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
@@ -50,9 +46,6 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     from myxtts.serving.server import Desk, serve
     from myxtts.serving.speakers import ExportedSpeaker, Speaker
 
-    if options.host not in LOOPBACK:
-        warning = "--host %s: whoever reaches this address can use the voice, without a password"
-        log.warning(warning, options.host)
     speaker: Speaker
     if options.model:
         speaker = ExportedSpeaker(options.model)

@@ -52,7 +52,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         signal.signal(number, signal.SIG_DFL)
     if not is_host(options.host):
         raise ConfigError(
-            f"--host is {options.host[:80]!r}, but must be a host name or an IPv4 address."
+            f"--host is {options.host[:80]!r}, but must be a name, an IPv4 address or [IPv6]."
         )
     with start_server(options) as port:
         log.info("%s of the data service listens on port %d", options.kind, port)

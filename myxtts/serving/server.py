@@ -4,23 +4,29 @@ All of them share one `Desk`, which bounds what is done at the same time.
 """
 
 import asyncio
+import errno
 import logging
+import re
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import uvicorn
-from pydantic import Base64Bytes, BaseModel, Field, ValidationError
+from pydantic import Base64Bytes, BaseModel, Field, ValidationError, model_validator
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from myxtts.config.synthesis import bounds_of
 from myxtts.data.audio_file import RECORDING, REFERENCE, check_recording, read_recording
 from myxtts.errors import ConfigError, DataError, UserError
 from myxtts.serving.sound import FORMS, Encoder
@@ -30,8 +36,14 @@ from myxtts.synthesis.page import PAGE
 MAX_CHARACTERS = 4096  # of a text, as OpenAI's
 MAX_BODY_BYTES = 25_000_000
 MAX_REQUESTS = 64  # that are spoken or wait
+SPOOLED_BYTES = 1_000_000  # of a body in memory; the rest waits on disk
 REFRESH_S = 5.0
 SHUTDOWN_S = 5  # for what is being spoken
+
+# Names of fields that, on other servers, change the form of an answer.
+_OF_THE_ANSWER = re.compile("format|timestamp|include|encoding|codec|sample_rate|bitrate")
+# Advice about a flag, which a client of the server does not have.
+_FLAG = re.compile(r"(, and [^,.]*)? with --[\w-]+")
 
 Transcribe = Callable[[np.ndarray], str]
 
@@ -46,14 +58,40 @@ class Refused(UserError):
         self.status = status
 
 
-class SpeechRequest(BaseModel):
+def check_size(size: int) -> None:
+    """Raise Refused for a request of too many bytes."""
+    if size > MAX_BODY_BYTES:
+        limit = f"{MAX_BODY_BYTES / 1e6:g} MB"
+        raise Refused(f"the request has more than {limit}. Send {limit} at most.", 413)
+
+
+class AnyRequest(BaseModel, extra="allow"):
+    """Fields that are unknown here are ignored, unless they ask for another form of the answer."""
+
+    @model_validator(mode="after")
+    def _check_form(self) -> "AnyRequest":
+        for name, value in (self.model_extra or {}).items():
+            if value and _OF_THE_ANSWER.search(name):
+                raise DataError(f"{name} asks for an answer that is unknown here. Leave it out.")
+        return self
+
+
+class SpeechRequest(AnyRequest):
     """The body of `/v1/audio/speech`; `reference` is not OpenAI's: a recording in base64."""
 
     input: str = Field(min_length=1, max_length=MAX_CHARACTERS)
     voice: str = ""
-    speed: float = Field(1.0, ge=0.25, le=4.0)
+    speed: Annotated[float, bounds_of("speed")] = 1.0
     response_format: Literal[tuple(FORMS)] = "mp3"  # type: ignore[valid-type]
+    stream_format: Literal["audio"] | None = None
     reference: Base64Bytes | None = None
+
+
+class TranscriptionRequest(AnyRequest):
+    """The form of `/v1/audio/transcriptions` without its file."""
+
+    response_format: Literal["json", "text"] = "json"
+    stream: Literal["false", "False"] = "false"
 
 
 class Desk:
@@ -94,15 +132,65 @@ class Desk:
         transcriber = self.transcriber
         if transcriber is None:
             raise ConfigError("this server has no recogniser. Start it with --recogniser RUN.")
-        with self.place(), tempfile.NamedTemporaryFile(prefix="myxtts-") as file:
-            path = Path(file.name)
-            path.write_bytes(recording)
+        with self.place(), sent_file(recording) as path:
 
             def text() -> str:
                 check_recording(path, *RECORDING)
                 return transcriber(read_recording(path, *RECORDING))
 
             return await self.run(text)
+
+
+@contextmanager
+def sent_file(content: bytes) -> Iterator[Path]:
+    """Write what a client has sent into a file, whose path stays out of the messages of errors."""
+    with tempfile.NamedTemporaryFile(prefix="myxtts-") as file:
+        Path(file.name).write_bytes(content)
+        try:
+            yield Path(file.name)
+        except DataError as error:
+            raise DataError(str(error).replace(f" {file.name}", "")) from error
+
+
+class Gate:
+    """The way of a request to an application of ASGI, and its end if the client leaves.
+
+    A body is counted before anything reads it, whatever its headers say; most of it waits on disk.
+    The message after a body is that the client has left, which cancels all that is done for it.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as body:
+            message: Message = {"more_body": True}
+            while message.get("more_body"):
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                body.write(message.get("body", b""))
+                try:
+                    check_size(body.tell())
+                except Refused as error:
+                    return await (await refuse(Request(scope), error))(scope, receive, send)
+            body.seek(0)
+            messages: list[Message] = [{"type": "http.request", "body": body.read()}]
+        leaving = asyncio.ensure_future(receive())
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await asyncio.shield(leaving)
+
+        answering = asyncio.ensure_future(self._app(scope, replay, send))
+        try:
+            await asyncio.wait((leaving, answering), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
 
 
 class Web:
@@ -118,7 +206,8 @@ class Web:
             Route("/v1/audio/speech", self.speech, methods=["POST"]),
             Route("/v1/audio/transcriptions", self.transcriptions, methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={UserError: user_error})
+        handlers = {UserError: refuse, ValidationError: refuse}
+        return Starlette(False, routes, [Middleware(Gate)], handlers)
 
     async def page(self, request: Request) -> Response:
         return Response(PAGE.read_bytes(), media_type="text/html")
@@ -131,12 +220,7 @@ class Web:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def speech(self, request: Request) -> Response:
-        try:
-            body = SpeechRequest.model_validate_json(await whole_body(request))
-        except ValidationError as error:
-            mistake = error.errors()[0]
-            field = ".".join(map(str, mistake["loc"])) or "the request"
-            raise DataError(f"{field}: {mistake['msg']}. See docs/guides/serving.md.") from error
+        body = SpeechRequest.model_validate_json(await request.body())
         parts = self._encoded(body)
         # Errors come before the first part, and so before the status 200.
         first = await anext(parts)
@@ -150,11 +234,9 @@ class Web:
 
     async def _encoded(self, body: SpeechRequest) -> AsyncIterator[bytes]:
         """Yield the bytes of sentences, in the place of a request."""
-        reference = None
-        with self._desk.place(), tempfile.NamedTemporaryFile(prefix="reference-") as file:
-            if body.reference is not None:
-                reference = Path(file.name)
-                reference.write_bytes(body.reference)
+        with self._desk.place(), sent_file(body.reference or b"") as path:
+            reference = path if body.reference is not None else None
+            if reference:
                 check_recording(reference, *REFERENCE)
             options = {"speaker": body.voice, "speed": body.speed, "reference": reference}
             encoder = Encoder(body.response_format)
@@ -163,38 +245,35 @@ class Web:
             yield encoder.end()
 
     async def transcriptions(self, request: Request) -> Response:
-        check_size(int(request.headers.get("content-length", 0)))
         async with request.form(max_files=1, max_part_size=MAX_BODY_BYTES) as form:
+            fields = {name: value for name, value in form.items() if name != "file"}
+            asked = TranscriptionRequest.model_validate(fields)
             upload = form.get("file")
             if upload is None or isinstance(upload, str):
                 raise DataError("there is no recording. Give it as the form's field `file`.")
             text = await self._desk.transcribe(await upload.read())
-            form_of_answer = form.get("response_format", "json")
-        return PlainTextResponse(text) if form_of_answer == "text" else JSONResponse({"text": text})
+        is_plain = asked.response_format == "text"
+        return PlainTextResponse(text) if is_plain else JSONResponse({"text": text})
 
 
-async def user_error(request: Request, error: Exception) -> Response:
+async def refuse(request: Request, error: Exception) -> Response:
     """Return what the `openai` client shows."""
-    document = {"message": str(error), "type": "invalid_request_error", "param": None, "code": None}
+    document = {"message": message_of(error), "type": "invalid_request_error"}
     status = getattr(error, "status", 400)
     headers = {"Retry-After": "1"} if status == 429 else None
-    return JSONResponse({"error": document}, status, headers)
+    return JSONResponse({"error": document | {"param": None, "code": None}}, status, headers)
 
 
-def check_size(size: int) -> None:
-    """Raise Refused for a body of too many bytes."""
-    if size > MAX_BODY_BYTES:
-        limit = f"{MAX_BODY_BYTES / 1e6:.0f} MB"
-        raise Refused(f"the request has {size / 1e6:.0f} MB. Send {limit} at most.", 413)
-
-
-async def whole_body(request: Request) -> bytes:
-    """Return the body of a request; raises Refused if it is too large."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        check_size(len(body))
-    return bytes(body)
+def message_of(error: Exception, what: str = "the request") -> str:
+    """Return what a client, which has no flags, is told; and log an error that is not its own."""
+    if isinstance(error, ValidationError):
+        mistake = error.errors()[0]
+        field = ".".join(map(str, mistake["loc"])) or what
+        return f"{field}: {mistake['msg']}. See docs/guides/serving.md."
+    if isinstance(error, UserError):
+        return str(error) if isinstance(error, ConfigError) else _FLAG.sub("", str(error))
+    log.error("%s cannot be used: %r", what, error)
+    return f"{what} cannot be used: {error!r}"
 
 
 def serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
@@ -203,30 +282,48 @@ def serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
 
 
 async def _serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
-    listening = _listen(host, port, "--port")
+    listening = listen(host, port, "--port")
     app = Web(desk).application()
     options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
     config = uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **options)
     if wyoming_port:
         from myxtts.serving.wyoming_server import start_wyoming
 
-        _listen(host, wyoming_port, "--wyoming-port").close()
-        await start_wyoming(desk, host, wyoming_port)
-        log.info("wyoming        tcp://%s:%d", host, wyoming_port)
+        wyoming = await start_wyoming(desk, host, wyoming_port)
+        log.info("wyoming        tcp://%s", _address(wyoming.sockets[0]))
     refreshing = asyncio.create_task(_refresh(desk.speaker))
-    log.info("serving        http://%s:%d", *listening.getsockname()[:2])
+    log.info("serving        http://%s", _address(listening))
+    if not ip_address(listening.getsockname()[0]).is_loopback:
+        warning = "--host %s: whoever reaches this address can use the voice, without a password"
+        log.warning(warning, host)
     try:
         await uvicorn.Server(config).serve([listening])
     finally:
         refreshing.cancel()
 
 
-def _listen(host: str, port: int, flag: str) -> socket.socket:
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
+    """Return a socket that listens, of IPv4 where a name has both; `::` takes both.
+
+    Raises ConfigError, which names the flag of the port, if the host or the port cannot be used.
+    """
     try:
-        return socket.create_server((host, port))
-    except OSError as error:
+        family, _, _, _, address = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, dualstack_ipv6=is_dual)
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+            found = f"{flag} {port} cannot be used on {host}: {reason}. Give another {flag}."
+            raise ConfigError(found) from error
         raise ConfigError(
-            f"{flag} {port} cannot be used on {host}: {error.strerror}. Give another {flag}."
+            f"--host {host} cannot be used: {reason}. Give a name or an address of this machine"
+            " alone, without http:// and port, such as 127.0.0.1, ::1 or 0.0.0.0."
         ) from error
 
 

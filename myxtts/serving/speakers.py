@@ -4,10 +4,11 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from myxtts.config.synthesis import SynthesisOptions
 from myxtts.errors import CheckpointError, DataError, check_packages
 from myxtts.synthesis.spoken_text import (
     FRONTEND,
@@ -56,6 +57,40 @@ def choose_speaker(name: str, speakers: Sequence[str]) -> int:
     return speakers.index(name) if name else 0
 
 
+def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return graph and JSON of an exported voice, of a folder or a file; raises CheckpointError.
+
+    In a folder, the shortest name is that of float32.
+    """
+    is_graph = path.suffix == ".onnx" and not path.is_dir()
+    files = [path] if is_graph else sorted(path.glob("*.onnx"), key=lambda file: len(file.name))
+    advice = "Give the folder that `myxtts export --format onnx` wrote, or a file *.onnx in it."
+    if not files:
+        found = "is a run, for --run" if (path / "checkpoints").is_dir() else "has no file *.onnx"
+        raise CheckpointError(f"--model {path} {found}. {advice}")
+    about = files[0].with_name(f"{files[0].name}.json")
+    try:
+        # What a clone without Git LFS has instead of a file.
+        for file in (files[0], about):
+            with open(file, "rb") as content:
+                if content.read(24) == b"version https://git-lfs.":
+                    raise CheckpointError(f"{file} is a pointer of Git LFS. Run `git lfs pull`.")
+        document = json.loads(about.read_text("utf-8"))
+    except OSError as error:
+        found = f"cannot be read: {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            found = f"is missing; {files[0].name} and {about.name} belong together"
+        raise CheckpointError(f"{file} {found}. Copy or rename both.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{about} is no JSON: {error}. Copy it again.") from error
+    fields = document if isinstance(document, dict) else {}
+    if FRONTEND not in fields:
+        found = "a voice of Piper, not" if "phoneme_id_map" in fields else "no voice"
+        reason = f"{about.name} has no {FRONTEND}"
+        raise CheckpointError(f"{files[0]} is {found} of MyXTTS: {reason}. {advice}")
+    return files[0], fields
+
+
 class ExportedSpeaker:
     """A voice of `myxtts export --format onnx`: its folder, or one of its files; see `Speaker`.
 
@@ -66,17 +101,10 @@ class ExportedSpeaker:
 
     def __init__(self, path: Path):
         check_packages("--model", "onnxruntime")
-        # The shortest name is that of float32.
-        files = [path] if path.is_file() else sorted(path.glob("*.onnx"), key=lambda x: len(x.name))
-        if not files:
-            raise CheckpointError(
-                f"--model {path} has no file *.onnx. Give the folder that `myxtts export --format"
-                " onnx` wrote, or a file in it."
-            )
+        graph, document = open_voice(path)
         # A sentence takes one core, so that several are spoken at the same time.
-        self.threads, self.name = os.cpu_count() or 1, files[0].stem
+        self.threads, self.name = os.cpu_count() or 1, graph.stem
         try:
-            document = json.loads(files[0].with_name(f"{files[0].name}.json").read_text("utf-8"))
             frontend = document[FRONTEND]
             self._symbols = SymbolTable(tuple(frontend.pop("symbols")))
             self._frontend = TextFrontend(**frontend)
@@ -84,11 +112,20 @@ class ExportedSpeaker:
             self._scales = [*document["inference"].values()]
             self.language = document["language"]["code"]
             self.speakers: Sequence[str] = [*document["speaker_id_map"]]
-            self._run = load_onnx(files[0])
-        except Exception as error:  # onnxruntime has classes of its own, without a common one
+            ids = player_ids_of(self._symbols.symbols, self._id_map)
+        except Exception as error:  # whatever another version has written
             raise CheckpointError(
-                f"{files[0]} cannot be used: {error!r}. Export the voice again with this version."
+                f"{graph}.json has another form than this version writes: {error!r}. Export the"
+                " voice again with this version."
             ) from error
+        found = "is damaged, or no file of ONNX"
+        try:
+            self._run = load_onnx(graph)
+            found = f"is not the graph that {graph.name}.json describes"
+            self._run(voice_inputs([ids[0], max(ids), ids[-1]], len(self.speakers), self._scales))
+        except Exception as error:  # onnxruntime has classes of its own, without a common one
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise CheckpointError(f"{graph} {found}: {reason}. Copy both files again.") from error
 
     def speak(
         self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
@@ -96,6 +133,7 @@ class ExportedSpeaker:
         row = choose_speaker(speaker, self.speakers)
         if reference is not None:
             raise DataError("an exported voice has fixed speakers. Leave out the reference.")
+        SynthesisOptions(speed=speed)  # raises for a speed beyond its bounds
         chunks = encode_text(text, self.language, self._frontend, self._symbols)
 
         def waves() -> Iterator[np.ndarray]:

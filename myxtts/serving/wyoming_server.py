@@ -1,15 +1,17 @@
 """Wyoming, the protocol of Home Assistant's voices, for a desk."""
 
+import asyncio
 import io
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import wave
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
-import soundfile
+from pydantic import BaseModel, Field
 from wyoming.asr import Transcript
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
-from wyoming.event import Event
+from wyoming.event import Event, Eventable, async_read_event, async_write_event
 from wyoming.info import (
     AsrModel,
     AsrProgram,
@@ -20,65 +22,119 @@ from wyoming.info import (
     TtsVoice,
     TtsVoiceSpeaker,
 )
-from wyoming.server import AsyncEventHandler, AsyncTcpServer
 from wyoming.tts import Synthesize
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.audio_file import to_pcm
-from myxtts.errors import UserError
-
-if TYPE_CHECKING:
-    from myxtts.serving.server import Desk
+from myxtts.data.audio_file import RATE_LIMITS_HZ, to_pcm
+from myxtts.errors import DataError
+from myxtts.serving import server
+from myxtts.serving.server import Desk, message_of
 
 FORMAT = {"rate": SAMPLE_RATE_HZ, "width": 2, "channels": 1}
 
 
-async def start_wyoming(desk: "Desk", host: str, port: int) -> None:
-    """Serve connections from now on, in the running event loop."""
-    await AsyncTcpServer(host, port).start(partial(_Connection, desk))
+async def start_wyoming(desk: Desk, host: str, port: int) -> asyncio.Server:
+    """Serve connections from now on, in the running event loop; raises ConfigError as `listen`."""
+    listening = server.listen(host, port, "--wyoming-port")
+    return await asyncio.start_server(lambda *s: _Connection(desk, *s).run(), sock=listening)
 
 
-class _Connection(AsyncEventHandler):
-    def __init__(self, desk: "Desk", *streams):
-        super().__init__(*streams)
-        self._desk = desk
-        self._recorded = bytearray()
-        self._recording = AudioStart(**FORMAT)
+class AudioFormat(BaseModel):
+    """PCM of 1 to 4 bytes; a single byte has no sign, as in WAV."""
 
-    async def handle_event(self, event: Event) -> bool:
+    rate: int = Field(ge=RATE_LIMITS_HZ[0], le=RATE_LIMITS_HZ[1])
+    width: int = Field(ge=1, le=4)
+    channels: int = Field(ge=1, le=255)
+
+
+class _Connection:
+    def __init__(self, desk: Desk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._desk, self._reader, self._writer = desk, reader, writer
+        self.readline = reader.readline
+        self._recorded, self._size = bytearray(), 0
+        # None from an error to the end of the recording.
+        self._format: AudioFormat | None = AudioFormat(**FORMAT)
+
+    async def run(self) -> None:
+        """Handle events until the client leaves, which also ends what is done or waits for it."""
+        handling = asyncio.create_task(asyncio.sleep(0))
         try:
-            if Describe.is_type(event.type):
-                await self.write_event(self._info().event())
-            elif Synthesize.is_type(event.type):
-                await self._speak(Synthesize.from_event(event))
-            elif AudioStart.is_type(event.type):
-                self._recording = AudioStart.from_event(event)
-                self._recorded.clear()
-            elif AudioChunk.is_type(event.type):
-                self._recorded += event.payload or b""
-            elif AudioStop.is_type(event.type):
-                await self._transcribe()
-        except UserError as error:
-            await self.write_event(Error(str(error)).event())
-        return True
+            # The next event is awaited meanwhile, to notice the end of the connection.
+            while event := await async_read_event(self):  # type: ignore[arg-type]
+                await handling
+                handling = asyncio.create_task(self._handle(event))
+                await asyncio.sleep(0)  # what needs no waiting is done even if nothing follows
+            if not self._reader.at_eof():
+                raise DataError("an event is a line of JSON of up to 64 KiB.")
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass
+        except Exception as error:
+            with suppress(ConnectionError):
+                await self._send(Error(message_of(error, "an event")))
+        finally:
+            handling.cancel()
+            self._writer.close()
+
+    async def readexactly(self, size: int) -> bytearray:
+        """Read for `async_read_event` as a StreamReader does, but keep nothing beyond the limit."""
+        read, self._size = bytearray(), len(self._recorded) + size
+        # All is read, since the client reads no answer before it has sent all.
+        for first in range(0, size, server.SPOOLED_BYTES):
+            part = await self._reader.readexactly(min(size - first, server.SPOOLED_BYTES))
+            if self._size <= server.MAX_BODY_BYTES:
+                read += part
+        return read
+
+    async def _handle(self, event: Event) -> None:
+        with suppress(ConnectionError):  # the client has left
+            try:
+                await self._answer(event)
+            except Exception as error:
+                self._recorded, self._format = bytearray(), None
+                await self._send(Error(message_of(error, event.type)))
+
+    async def _send(self, event: Eventable) -> None:
+        await async_write_event(event.event(), self._writer)
+
+    async def _answer(self, event: Event) -> None:
+        if Describe.is_type(event.type):
+            await self._send(self._info())
+        elif Synthesize.is_type(event.type):
+            await self._speak(Synthesize.from_event(event))
+        elif AudioStart.is_type(event.type):
+            self._recorded, self._size = bytearray(), 0
+            self._format = AudioFormat.model_validate(event.data)
+        elif AudioChunk.is_type(event.type) and self._format:
+            if event.data and (given := AudioFormat.model_validate(event.data)) != self._format:
+                raise DataError(f"audio-start had {self._format}, but audio-chunk has {given}.")
+            server.check_size(self._size)
+            self._recorded += event.payload or b""
+        elif AudioStop.is_type(event.type):
+            await self._transcribe()
 
     async def _speak(self, request: Synthesize) -> None:
         name = request.voice.speaker if request.voice else None
         with self._desk.place():
             waves = self._desk.speak(request.text, speaker=name or "")
             first = await anext(waves)
-            await self.write_event(AudioStart(**FORMAT).event())
-            await self.write_event(_chunk(first))
-            async for wave in waves:
-                await self.write_event(_chunk(wave))
-            await self.write_event(AudioStop().event())
+            await self._send(AudioStart(**FORMAT))
+            await self._send(_chunk(first))
+            async for samples in waves:
+                await self._send(_chunk(samples))
+            await self._send(AudioStop())
 
     async def _transcribe(self) -> None:
-        sound, wav = self._recording, io.BytesIO()
-        samples = np.frombuffer(bytes(self._recorded), np.int16).reshape(-1, sound.channels)
-        soundfile.write(wav, samples, sound.rate, format="WAV")
-        text = await self._desk.transcribe(wav.getvalue())
-        await self.write_event(Transcript(text).event())
+        sound, self._format = self._format, AudioFormat(**FORMAT)
+        content, self._recorded = self._recorded, bytearray()
+        if sound is None:  # the client knows why
+            return
+        if len(content) % (sound.width * sound.channels):
+            raise DataError(f"{len(content)} bytes are no whole samples of {sound}.")
+        wav = io.BytesIO()
+        with wave.open(wav, "wb") as file:
+            file.setparams((sound.channels, sound.width, sound.rate, 0, "NONE", ""))
+            file.writeframes(content)
+        await self._send(Transcript(await self._desk.transcribe(wav.getvalue())))
 
     def _info(self) -> Info:
         speaker = self._desk.speaker
@@ -93,5 +149,5 @@ class _Connection(AsyncEventHandler):
         return info
 
 
-def _chunk(wave: np.ndarray) -> Event:
-    return AudioChunk(**FORMAT, audio=to_pcm(wave).tobytes()).event()
+def _chunk(samples: np.ndarray) -> AudioChunk:
+    return AudioChunk(**FORMAT, audio=to_pcm(samples).tobytes())

@@ -47,6 +47,8 @@ class SelectVocoder(unittest.TestCase):
 
     def test_iterations_are_for_griffin_lim_only(self):
         self.assertEqual(self.select(None, 5).iterations, 5)
+        for iterations in (0, -1, 1.5, float("nan")):
+            self.assert_refused(ConfigError, "iterations is .* from 1 to 1000", None, iterations)
         message = "--iterations 5 was given, .* --vocoder runs/vocoder was given"
         self.assert_refused(ConfigError, message, "runs/vocoder", 5)
         self.write("runs/voice", vocoder="runs/vocoder")
@@ -56,6 +58,9 @@ class SelectVocoder(unittest.TestCase):
     def test_a_missing_run_is_an_error_and_never_griffin_lim(self):
         message = "--vocoder runs/vocodr was given, but runs/vocodr has no checkpoint"
         self.assert_refused(CheckpointError, message, "runs/vocodr")
+        (self.folder / "exported").mkdir()
+        (self.folder / "exported" / "voice.onnx").touch()
+        self.assert_refused(CheckpointError, "exported is an exported voice", "exported")
         self.write("runs/voice", vocoder="runs/gone")
         message = "runs/voice has the setting vocoder runs/gone.* --vocoder griffin-lim"
         self.assert_refused(CheckpointError, message)

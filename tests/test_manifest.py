@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import os
+import shutil
 import struct
 import unittest
 from pathlib import Path
@@ -20,6 +21,8 @@ from myxtts.data.manifest import (
     UNKNOWN_SYMBOL,
     LengthRule,
     build_manifest,
+    difference,
+    read_manifest,
     report_rejected,
 )
 from myxtts.data.metadata_file import read_corpus
@@ -414,6 +417,25 @@ class Cache(CorpusCase):
             self.assertTrue(self.cached(**{name: value})[1], name)
         vocabulary = self.cached()[0][1]
         self.assertTrue(self.cached(vocabulary=vocabulary)[1])
+
+    def test_what_differs_from_the_corpus_of_a_run_is_said_each_time(self):
+        before = self.cached()[0][0].fingerprint
+        header, first, second, _ = self.lines
+        shutil.copy(self.folder / "a.wav", self.folder / "a.flac")
+        was = r"row 1 was a.wav \(1.000 s, 'ab'\) and is"
+        for rows, said in (
+            ([second, first], rf"the same 2 training rows in another order; {was} b.flac"),
+            ([first], r"1 training rows instead of 2; row 2 was b.flac .* and is none"),
+            ([first, second, "a.flac,c,s,en"], r"3 .* of 2; row 3 was none and is a.flac"),
+            (["a.flac,ab,s,en", second], rf"{was} a.flac \(1.000 s, 'ab'"),
+            (["a.wav,ac,s,en", second], rf"{was} a.wav \(1.000 s, 'ac'"),
+            (["a.wav,ab,t,en", second], "the same rows have other speakers, languages"),
+        ):
+            self.lines = [header, *rows]
+            now = self.cached()[0][0]
+            self.assertRegex(difference(self.cache, before, now), f"^: .*{said}")
+            self.assertEqual(read_manifest(self.cache)[0].fingerprint, before)
+        self.assertEqual(difference(self.cache, "of an older run", now), "")
 
     def test_a_damaged_cache_is_rebuilt_with_a_warning(self):
         self.cached()

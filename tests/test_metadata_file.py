@@ -11,7 +11,7 @@ from unittest import mock
 from myxtts.config.schema import DataConfig
 from myxtts.data import tables
 from myxtts.data.metadata_file import hold_out, read_corpus, read_rows
-from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows, RowTuple
+from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows, RowTuple, log
 from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 
@@ -43,6 +43,143 @@ TEXTS = {
     "line ends of Linux": ("list.csv", "\ufeffa|One\nb|Two\n", ["One", "Two"]),
     "line ends of Windows": ("list.csv", "\ufeffa|One\r\nb|Two\r\n", ["One", "Two"]),
     "line ends of old Macintoshes": ("list.csv", "\ufeffa|One\rb|Two\r", ["One", "Two"]),
+}
+
+HEADER = "path,text,speaker,language"
+# What programs write: the files, the rows as text/speaker/language, and a pattern of what is said
+# of them in the log, in the form or in rejected rows. Without rows it is that of the error.
+WRITTEN = {
+    "no normalised text": (
+        {"metadata.csv": "a|One|nan\nb|Two|two\nc|5|-\nd|Three|None\n"},
+        ["One/default/en", "two/default/en", "5/default/en", "Three/default/en"],
+        "3 of 4 rows of .* have nan, -, None for a normalised text: the text is used",
+    ),
+    "a column of them that looks like names of speakers": (
+        {"metadata.csv": "a|One|nan\nb|Two|nan\nc|Six|nan\nd|Ten|nan\n"},
+        ["One/default/en", "Two/default/en", "Six/default/en", "Ten/default/en"],
+        "4 of 4 rows .* have nan",
+    ),
+    "more placeholders than texts that are alike": (
+        {"list.csv": "path,text\na.wav,One\nb.wav,nan\nc.wav,nan\nd.wav,<NA>\n"},
+        ["One/default/en", "/default/en", "/default/en", "/default/en"],
+        "3 of 4 rows .* have .*nan.* for a text: these rows have no text",
+    ),
+    "one text that is a word": (
+        {"list.csv": "path,text\na.wav,One\nb.wav,None\nc.wav,Null\n"},
+        ["One/default/en", "None/default/en", "Null/default/en"],
+        "1 of 3 rows .* have None for a word: it is read as a text",
+    ),
+    "a word that is as frequent as others": (
+        {"list.csv": "path,text\na.wav,null\nb.wav,eins\nc.wav,null\nd.wav,eins\n"},
+        ["null/default/en", "eins/default/en", "null/default/en", "eins/default/en"],
+        "2 of 4 rows .* have null for a word",
+    ),
+    "speakers and languages": (
+        {"list.csv": f"{HEADER}\na.wav,x,Nan,ka\nb.wav,y,nan,NULL\nc.wav,z,,\nd.wav,t,?,N/A\n"},
+        ["x/Nan/ka", "y/default/en", "z/default/en", "t/default/en"],
+        "3 of 4 .* have nan, nothing, . for a speaker: .* 'default'(.|\n)* NULL, N/A for a",
+    ),
+    "JSON": (
+        {
+            "list.json": '{"path": "a.wav", "text": null, "speaker": NaN}\n'
+            '{"path": "b.wav", "text": NaN, "speaker": 7}\n'
+            '{"path": "c.wav", "text": 12, "speaker": "None"}\n'
+            '{"path": "d.wav", "text": 7.0, "speaker": "x"}\n'
+        },
+        ["/default/en", "nan/7/en", "12/default/en"],
+        "have nan, None for a speaker(.|\n)*the text should be a text, but is 7.0",
+    ),
+    "Kaldi, whose other texts are capitals": (
+        {
+            "text": "a ONE\nb nan\nc nan\n",
+            "wav.scp": "a a.wav\nb b.wav\nc c.wav\n",
+            "utt2spk": "a anna\nb nan\n",
+        },
+        ["one/anna/en", "/default/en", "/default/en"],
+        "2 of 3 rows .* for a text(.|\n)*2 of 3 rows .* have nan, nothing for a speaker",
+    ),
+    "names in several spellings": (
+        {"list.csv": f"{HEADER}\na.wav,x,\xe9,e\xf1\nb.wav,y, \u200be\u0301\ufeff,en\u0303\n"},
+        ["x/\xe9/e\xf1", "y/\xe9/e\xf1"],
+        r"2 \.wav\Z",
+    ),
+    "names that are alike": (
+        {"list.csv": f"{HEADER}\na.wav,x,Anna B,en\nb.wav,y,annab,en\nc.wav,z,\uff21nnaB,EN\n"},
+        ["x/Anna B/en", "y/annab/en", "z/\uff21nnaB/EN"],
+        "the speakers 'Anna B' and 'annab' and .* differ in case(.|\n)* languages 'EN' and 'en'",
+    ),
+    "a joiner within a name": (
+        {"list.csv": f"{HEADER}\na.wav,x,a\u200cb\u200d,en\n"},
+        ["x/a\u200cb/en"],
+        r"1 \.wav\Z",
+    ),
+    "Excel's first line": (
+        {"list.csv": "\ufeffsep=;\r\npath;text\r\na.wav;One, two\r\n"},
+        ["One, two/default/en"],
+        "table with semicolons, columns path, text; 1 rows",
+    ),
+    "Excel's first line without a header": (
+        {"metadata.csv": '"sep=|"\na|One\nb|Two\n'},
+        ["One/default/en", "Two/default/en"],
+        "lines with \\|",
+    ),
+    "values that are no text": (
+        {
+            "list.jsonl": '{"audio": {"path": "a.wav"}, "text": "One"}\n'
+            '{"audio": "b.wav", "text": ["Two"]}\n{"audio": "c.wav", "text": {"en": "Six"}}\n'
+            '{"audio": "d.wav", "text": true}\n{"audio": ["d.wav"], "text": "x"}\n'
+        },
+        ["One/default/en"],
+        r"the text should be a text, but is \['Two'\]\n.*\{'en': 'Six'\}\n.*True\n.*the path ",
+    ),
+    "a transcript of Whisper": (
+        {"a.json": '{"text": " Hi", "segments": [{"start": 0.0, "text": " Hi"}]}'},
+        [],
+        "Of Whisper, give subtitles",
+    ),
+    "keys without a path": ({"a.jsonl": '{"words": "x", "clipname": "a.wav"}\n'}, [], "a key path"),
+}
+# A line of a space is within some of the cues.
+ROLLING = """WEBVTT
+Kind: captions
+
+00:00.000 --> 00:02.390 align:start position:0%
+_
+the<00:00:00.400><c> hungry</c><00:00:00.800><c> goat</c>
+
+00:02.390 --> 00:02.400
+the hungry goat
+_
+
+00:02.400 --> 00:04.790
+the hungry goat
+the<00:00:02.800><c> bushes</c>
+
+00:04.790 --> 00:04.800
+the bushes
+_
+""".replace("_", " ")
+# Cues of 0 to 1, 1 to 2 … seconds; what is read of them, and a pattern as above.
+CUES = {
+    "lines of spaces": ([" \nOne\n\t\ntwo\n  "], ["One two"], "^subtitles;"),
+    "marks of other formats": ([r"{\an8}One\Ntwo <i>six</i>"], ["One two six"], "^subtitles;"),
+    "lines that roll": (
+        ["one two", "one two\nseven", "seven\nten"],
+        ["one two", "seven", "ten"],
+        "without 2 lines that roll;",
+    ),
+    "dialogues do not": (["no", "no way", "way out", "A B", "A B"], None, "^subtitles;"),
+    "sounds": (
+        ["[Music]", "\u266a la\nla \u266a", "(LAUGHS)", "He (still) ate", "(SIGHS) Yes. [noise]"],
+        ["He (still) ate", "Yes."],
+        "^subtitles without 5 sounds;",
+    ),
+    "names": (
+        ["MAN: One: two", "&gt;&gt; Note: six", "- ANNA: Me.\n- BOB: You?", "- Hi.\n- Ho.", "x"],
+        ["One: two", "Note: six", "Me. You?", "- Hi. - Ho.", "x"],
+        "^subtitles without 3 names;",
+    ),
+    "a hidden word": (["One", "two [\xa0__\xa0] six"], ["One"], "not written: two \\[ __ \\] six"),
 }
 
 
@@ -334,6 +471,49 @@ class WithoutHeader(Case):
         for name in ("list.csv", "metadata.csv"):
             path = self.write(name, "a|anna|en|One\n")
             self.assert_rejected(r"begins with 'a.* --columns path text speaker", path)
+
+
+class Written(Case):
+    def read(self, path):
+        """Return the rows of a corpus, and what is said of it; an error says everything."""
+        with mock.patch.object(log, "warning") as warning:
+            try:
+                found = read_corpus(path, "en")
+            except DataError as error:
+                return [], str(error)
+        said = [call.args[0] % call.args[1:] for call in warning.call_args_list]
+        return found.rows, "\n".join([found.form, *said, *(row.detail for row in found.rejected)])
+
+    def test_what_programs_write_for_nothing_is_answered(self):
+        for case, (files, expected, pattern) in WRITTEN.items():
+            with self.subTest(case):
+                place = Path(case)
+                self.audio(*(f"{place}/{name}.wav" for name in "abcd"))
+                paths = [self.write(f"{place}/{name}", text) for name, text in files.items()]
+                found, said = self.read(paths[0].parent if len(paths) > 1 else paths[0])
+                actual = [f"{row.text}/{row.speaker}/{row.language}" for row in found]
+                self.assertEqual(actual, expected)
+                self.assertRegex(said, pattern)
+
+    def test_subtitles_are_what_is_spoken(self):
+        for case, (cues, expected, pattern) in CUES.items():
+            with self.subTest(case):
+                self.audio("a.wav")
+                blocks = (
+                    f"{number + 1}\n00:00:0{number},000 --> 00:00:0{number + 1},000\n{cue}\n"
+                    for number, cue in enumerate(cues)
+                )
+                path = self.write("a.srt", "\n".join(blocks))
+                found, said = self.read(path)
+                self.assertEqual([row.text for row in found], expected or cues)
+                self.assertRegex(said, pattern)
+
+    def test_rolling_captions_are_a_row_for_each_line(self):
+        self.audio("a.wav")
+        found, said = self.read(self.write("a.vtt", ROLLING))
+        actual = [(row.start_s, row.end_s, row.text) for row in found]
+        self.assertEqual(actual, [(0.0, 2.39, "the hungry goat"), (2.4, 4.79, "the bushes")])
+        self.assertIn("subtitles without 1 lines that roll; 2 rows in", said)
 
 
 class Headers(Case):

@@ -72,6 +72,13 @@ class SoundTest(unittest.TestCase):
 
 
 class SpeakersTest(unittest.TestCase):
+    def test_names_are_found_in_each_unicode_form(self):
+        speakers = ["Jose\u0301", "anna"]
+        for name, number in (("", 0), ("Jos\xe9", 0), (" anna\u200b", 1)):
+            self.assertEqual(choose_speaker(name, speakers), number)
+        with self.assertRaisesRegex(DataError, "'Anna' is unknown. Use one of"):
+            choose_speaker("Anna", speakers)
+
     def test_what_is_wrong_with_the_files_of_a_voice_is_named(self):
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
         piper = {"phoneme_id_map": {"a": [1]}, "speaker_id_map": {}}

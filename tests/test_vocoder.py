@@ -329,7 +329,7 @@ class Runs(unittest.TestCase):
     def test_a_folder_of_audio_is_trained_on_validated_and_sampled(self):
         code, out, err = self.whole.finished
         self.assertEqual((code, err), (0, ""))
-        self.assertIn("audio files without metadata; 13 .wav", out)
+        self.assertIn("audio files without metadata; 13 rows in", out)
         self.assertIn(" in 1 x 4 rows, of each utterance a segment of 0.2 s\n", out)
         newest = read_metrics(self.folder / "metrics.jsonl")[-1]
         for name in (*Vocoder.LOSS_NAMES, "loss", "validation_loss", "validation_log_mel_error_db"):

@@ -238,11 +238,13 @@ class _AddReference(argparse.Action):
 
 def _speaker_reference(text: str) -> tuple[str, Path]:
     """Return the name and the path of NAME=FILE."""
+    from myxtts.text.languages import canonical_name
+
     name, _, path = text.partition("=")
-    if not name or not path:
+    if not canonical_name(name) or not path:
         found = f"is {text!r}, but must be NAME=FILE, such as anna=anna.wav."
         raise argparse.ArgumentTypeError(found)
-    return name, Path(path)
+    return canonical_name(name), Path(path)
 
 
 def add_vocoder_flag(parser: argparse._ActionsContainer) -> None:

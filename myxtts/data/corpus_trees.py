@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import NamedTuple
 
 from myxtts.data.audio_folder import AudioFolder, files_below
 from myxtts.data.rows import (
-    DEFAULT_SPEAKER,
     CorpusOptions,
     Layout,
     RejectedRow,
@@ -28,21 +28,35 @@ VCTK_AUDIO = (
 # Recipes decompress FLAC so. No other command is understood, and none is run.
 FLAC_COMMAND = re.compile(r"flac(?:\s+-\S+)*\s+([^-\s]\S*)(?:\s+-)?\s*\|")
 # Not by pysubs2, which drops the speakers of WebVTT and the numbers of lines.
-# A line of times, such as 00:01:02,345 --> 00:01:04,000, and the lines up to an empty one.
-CUE = re.compile(r"^(.*-->.*)$((?:\n.*\S.*)*)", re.MULTILINE)
+# A line of times, such as 00:01:02,345 --> 00:01:04,000, and the lines up to an empty one or the
+# next cue, which may have a number or name. A line of spaces is not empty.
+CUE = re.compile(r"^(.*-->.*)$((?:\n(?!.*-->|\s*\d+\s*\n.*-->|[^\S\n]*\n.*\n?.*-->).+)*)", re.M)
 # In WebVTT the hours are optional, the separator is a point, and settings may follow.
 CUE_TIMES = re.compile(r"([\d:]+[.,]\d+)\s+-->\s+([\d:]+[.,]\d+)")
 VOICE = re.compile(r"<v(?:\.\S*)?\s+([^>]+)>")
 # <i>, and {\an8} of other formats.
-TAG = re.compile(r"<[^>]*>|\{\\[^}]*\}")
+TAG = re.compile(r"<[^>]*>|\{[^}]*\}")
+# A line break or space of other formats, and >> before another speaker.
+BREAK = re.compile(r"\\[Nnh]|>>+")
+# A word that YouTube hides, but is spoken: [ __ ].
+HIDDEN = re.compile(r"\[\s*_+\s*\]")
+# [Music], ♪ a song ♪, (a line, or capitals before one), *a line*, # a song #.
+SOUND = re.compile(
+    r"\[(?!\s*_)[^]]*\]|[♪♫♬♩][^♪♫♬♩]*[♪♫♬♩]*"
+    r"|^[\s–-]*(?:\([^)]*\)\s*(?::|$)|\([^)a-z\d]*\)|\*[^*]*\*$|#\s.*\s#$)",
+    re.M,
+)
+# MAN: before what is spoken.
+LABEL = re.compile(r"^[\s–-]*([^\W\d_][^:\n]{0,30}):\s", re.M)
 
 
 class _Tree(NamedTuple):
-    """The folder that the names of files are relative to, and that of the audio."""
+    """The folder that names are relative to, that of the audio, and counts of what is left out."""
 
     folder: Path
     audio: AudioFolder
     options: CorpusOptions
+    left_out: Counter[str]
 
 
 AnyRow = Row | RejectedRow
@@ -56,7 +70,7 @@ def read_tree(options: CorpusOptions) -> Layout | None:
     is_folder = os.path.isdir(options.path)
     folder = options.path if is_folder else options.path.parent
     files = list(files_below(folder)) if is_folder else [options.path.name]
-    tree = _Tree(folder, AudioFolder(options.root or folder), options)
+    tree = _Tree(folder, AudioFolder(options.root or folder), options, Counter())
     for form, (pattern, read) in TREES.items():
         texts = [file for file in files if re.search(pattern, file)]
         texts = [file for file in texts if re.match("train[^/]*/", file)] or texts
@@ -64,7 +78,8 @@ def read_tree(options: CorpusOptions) -> Layout | None:
         for file in texts:
             rows += read(tree, file)
         if rows:
-            form = without_capitals(form, rows)
+            left_out = ", ".join(f"{count} {what}" for what, count in (+tree.left_out).items())
+            form = without_capitals(f"{form} without {left_out}" if left_out else form, rows)
             return Layout(form, options.path, rows, [tree.audio.path])
     return None
 
@@ -118,7 +133,7 @@ def _folders(tree: _Tree, file: str) -> Iterator[AnyRow]:
     yield from (row for row in table.rows if isinstance(row, RejectedRow))
     for row in usable:
         audio = os.path.relpath(folder.path / (folder.find(row.audio) or row.audio), tree.folder)
-        speaker = _speaker_of(file) if row.speaker == DEFAULT_SPEAKER else row.speaker
+        speaker = row.speaker or _speaker_of(file)
         yield row._replace(audio=audio, speaker=speaker, metadata=str(tree.folder / file))
 
 
@@ -139,18 +154,62 @@ def _subtitles(tree: _Tree, file: str) -> Iterator[AnyRow]:
     # Subtitles of something else are no corpus.
     if found is None and tree.options.path == tree.folder:
         return
-    text = read_text(tree.folder / file)
-    for cue in CUE.finditer(text):
+    text = re.sub("\r\n?", "\n", read_text(tree.folder / file))
+    cues = [*CUE.finditer(text)]
+    # In transcripts of meetings a name is before each text.
+    has_names = 2 * sum(bool(LABEL.match(cue[2])) for cue in cues) > len(cues)
+    rows = []
+    for cue in cues:
         line = text.count("\n", 0, cue.start()) + 1
         times = CUE_TIMES.search(cue[1])
         if times is None:
             yield malformed(tree.folder / file, line, stem, f"no times: {cue[1].strip()}")
             continue
-        voice = VOICE.search(cue[2])
-        said = " ".join(unescape(TAG.sub("", cue[2])).split())
-        speaker = voice[1].strip() if voice else DEFAULT_SPEAKER
-        row = _row(tree, file, line, found or f"{stem}.wav", said, speaker)
-        yield row._replace(start_s=_seconds(times[1]), end_s=_seconds(times[2]))
+        name = VOICE.search(cue[2]) or (has_names and LABEL.match(cue[2]))
+        said = _spoken(cue[2], has_names, tree.left_out)
+        if said or not cue[2].strip():
+            row = _row(tree, file, line, found or f"{stem}.wav", said, name[1] if name else "")
+            rows.append(row._replace(start_s=_seconds(times[1]), end_s=_seconds(times[2])))
+    for row in _unrolled(rows, tree.left_out):
+        fault = f"a word is spoken, but not written: {row.text}"
+        is_hidden = HIDDEN.search(row.text)
+        yield malformed(tree.folder / file, row.line, row.audio, fault) if is_hidden else row
+
+
+def _spoken(text: str, has_names: bool, left_out: Counter[str]) -> str:
+    """Return what is spoken of the lines of a cue, and count what is not."""
+    text, sounds = SOUND.subn("", BREAK.sub("\n", unescape(TAG.sub("", text))))
+    # A name in other letters may begin a sentence.
+    names = [name[0] for name in LABEL.finditer(text) if has_names or name[1].isupper()]
+    for name in names:
+        text = text.replace(name, "\n", 1)
+    left_out.update(sounds=sounds, names=len(names))
+    return " ".join(text.split())
+
+
+def _unrolled(rows: list[Row], left_out: Counter[str]) -> list[Row]:
+    """Return cues without the words of the cue before, if the captions of a file roll: most cues
+    begin with the line before, as in the automatic captions of YouTube.
+    """
+    new = []
+    rolled = 0
+    before, end_s = list[str](), 0.0
+    for row in rows:
+        words = row.text.split()
+        sizes = range(min(len(before), len(words)), 0, -1)
+        same = next((size for size in sizes if before[-size:] == words[:size]), 0)
+        # What is in two stretches is heard twice as well.
+        length_s = (row.end_s or 0.0) - row.start_s
+        same = 0 if 2 * (end_s - row.start_s) * len(words) > same * length_s else same
+        if same < len(words):
+            new.append(row._replace(text=" ".join(words[same:])))
+            # An answer may begin with a short word.
+            rolled += len(" ".join(words[:same])) > 3
+        before, end_s = words, row.start_s + length_s
+    if 2 * rolled < max(len(new), 2):
+        return rows
+    left_out["lines that roll"] += rolled
+    return new
 
 
 TREES: dict[str, tuple[str, Callable[[_Tree, str], Iterator[AnyRow]]]] = {
@@ -170,9 +229,7 @@ def _lines(tree: _Tree, file: str) -> Iterator[tuple[int, str]]:
 
 
 def _row(tree: _Tree, file: str, line: int, audio: str, text: str, speaker: str) -> Row:
-    language = tree.options.language
-    metadata = str(tree.folder / file)
-    return Row(line, "", audio, text.strip(), speaker, language, metadata=metadata)
+    return Row(line, "", audio, text.strip(), speaker, "", metadata=str(tree.folder / file))
 
 
 def _seconds(time: str) -> float:
@@ -217,8 +274,8 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
             fault = "wav.scp has a command, which is not run: write its output to a file"
             rows.append(malformed(listing, line, utterance, fault))
             continue
-        speaker = files["utt2spk"].get(utterance, (0, DEFAULT_SPEAKER))[1]
-        language = files["utt2lang"].get(utterance, (0, options.language))[1]
+        speaker = files["utt2spk"].get(utterance, (0, ""))[1]
+        language = files["utt2lang"].get(utterance, (0, ""))[1]
         text = text if listing.name == "text" else ""
         rows.append(Row(line, "", audio, text, speaker, language, *times))
     audios = [row.audio for row in rows if isinstance(row, Row)]

@@ -30,7 +30,7 @@ from myxtts.errors import ConfigError, DataError
 from myxtts.files import make_folder
 from myxtts.text import espeak, normalisers
 from myxtts.text.frontend import TextFrontend
-from myxtts.text.languages import canonical_code, letters_by_script, names_of, scripts_of
+from myxtts.text.languages import letters_by_script, names_of, scripts_of
 
 DEMO_FOLDER = Path("data/demo")
 # In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols
@@ -174,9 +174,8 @@ def teacher_rows_of(
         log.warning("%s of the batches of %s, where the teacher speaks nothing", less, buckets)
     if teacher.texts is None:
         return TeacherRows(fraction)
-    language = canonical_code(data.language) if data.text_frontend == "phonemes" else data.language
     longest = int(train.token_counts.max())
-    texts = read_texts(Path(teacher.texts), language, frontend, vocabulary, longest)
+    texts = read_texts(Path(teacher.texts), data.language, frontend, vocabulary, longest)
     return TeacherRows(fraction, texts)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, lru_cache, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,13 +36,14 @@ from myxtts.errors import DataError
 from myxtts.files import FileStamp, file_stamp, write_csv, write_whole
 from myxtts.stores import is_url, member_of
 from myxtts.text.frontend import TextFrontend, read_lexicon
-from myxtts.text.languages import canonical_code
+from myxtts.text.languages import canonical_code, canonical_name
 from myxtts.text.normalisers import unread
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
 CACHE_FORMAT = 6
 DIGEST_BYTES = 32
+BEFORE = ".before.npz"  # the manifest that another one has replaced
 # More than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8
 CHUNK_ROWS = 256
@@ -225,13 +227,14 @@ def build_manifest(
     if not isinstance(rows.rows, RowTuple):
         return rows.rows.manifest(data, length_rule, vocabulary, grow, frontend)
     # Characters need no language, so that any name is one.
-    if length_rule and frontend.kind == "phonemes":
-        codes = {row.language: canonical_code(row.language) for row in rows.rows}
-        if vocabulary:
-            # An earlier run keeps its spelling.
-            codes |= {name: name for name in vocabulary.languages}
-        spelled = RowTuple(row._replace(language=codes[row.language]) for row in rows.rows)
-        rows = rows._replace(rows=spelled)
+    spell = canonical_code if length_rule and frontend.kind == "phonemes" else canonical_name
+    codes = {row.language: spell(row.language) for row in rows.rows}
+    earlier = vocabulary.languages if vocabulary else ()
+    # An earlier run keeps its spelling.
+    known = {spell(name): name for name in earlier}
+    codes = {name: known.get(code, code) for name, code in codes.items()}
+    spelled = RowTuple(row._replace(language=codes[row.language]) for row in rows.rows)
+    rows = rows._replace(rows=spelled)
     key = ""
     if cache:
         reading = frontend.kind, frontend.normaliser, sorted(frontend.lexicon.items())
@@ -542,7 +545,34 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
     if saved is None or saved[0] == key:
         return saved and saved[1:]
     log.info("the corpus or its settings have changed: rebuilding %s", cache)
+    os.replace(cache, cache.with_suffix(BEFORE))
     return None
+
+
+def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
+    """Return in words how the rows of a corpus differ from those of a run with this fingerprint, if
+    their manifest is still there. It is put back, if that of another corpus has replaced it.
+    """
+
+    def rows(manifest: Manifest) -> list[str]:
+        texts = (" ".join(text.split()) for text in manifest.texts)
+        columns = zip(manifest.ids, manifest.samples / SAMPLE_RATE_HZ, texts, strict=True)
+        return [f"{name} ({seconds:.3f} s, {text!r})" for name, seconds, text in columns]
+
+    for path in (cache.with_suffix(BEFORE), cache):
+        saved = read_manifest(path)
+        if saved and saved[0].fingerprint == fingerprint:
+            os.replace(path, cache)
+            old, new = rows(saved[0]), rows(now)
+            found = f"{len(new)} training rows instead of {len(old)}"
+            if sorted(old) == sorted(new):
+                found = f"the same {len(new)} training rows in another order"
+            for number, pair in enumerate(zip_longest(old, new, fillvalue="none"), 1):
+                if pair[0] != pair[1]:
+                    was, is_now = map(shortened, pair)
+                    return f": {found}; row {number} was {was} and is {is_now}"
+            return ": the same rows have other speakers, languages, stretches or symbols"
+    return ""
 
 
 def read_manifest(cache: Path) -> tuple[Manifest, Vocabulary] | None:

@@ -23,7 +23,6 @@ from myxtts.data.corpus_trees import read_kaldi, read_tree
 from myxtts.data.packed import INDEX, read_packed
 from myxtts.data.parquet import read_parquet
 from myxtts.data.rows import (
-    DEFAULT_SPEAKER,
     CorpusOptions,
     Layout,
     LayoutReader,
@@ -32,13 +31,14 @@ from myxtts.data.rows import (
     Rows,
     RowTuple,
     shortened,
+    with_values,
 )
 from myxtts.data.tables import FORMATS, read_table
 from myxtts.data.tar_shards import read_tar_shards
 from myxtts.errors import DataError
 from myxtts.stores import is_url, member_of, stand_in
+from myxtts.text.languages import canonical_name
 
-LAYOUTS = (read_table, read_kaldi, read_parquet, read_tree, read_tar_shards)
 PLUGINS = "myxtts.corpora"
 RANK_BYTES = 16
 
@@ -107,11 +107,10 @@ def read_corpus(
     options = CorpusOptions(path, language, root, needs_text, preferred, columns)
     readers = [*_plugins(), *LAYOUTS]
     layout = next((layout for reader in readers if (layout := reader(options))), None)
-    if layout is None and not needs_text and os.path.isdir(path):
-        return _rows_of_folder(path, language)
     if layout is None:
         raise DataError(f"the corpus folder {path} has no metadata.csv or other layout. {FORMATS}")
     usable = [row for row in layout.rows if isinstance(row, Row)]
+    usable = with_values(usable, canonical_name(language), layout.metadata)
     rejected = tuple(row for row in layout.rows if isinstance(row, RejectedRow))
     folder = _audio_folder(layout, usable)
     for number, row in enumerate(usable):
@@ -228,20 +227,25 @@ def _count_formats(rows: Sequence[Row]) -> str:
     return ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
 
 
-def _rows_of_folder(folder: Path, language: str) -> Rows:
-    """Return the audio files in and below a folder as rows; subfolders name the speakers."""
+def _read_folder(options: CorpusOptions) -> Layout | None:
+    """Read the audio files in and below a folder; subfolders name the speakers."""
+    folder = options.path
+    if options.needs_text or not os.path.isdir(folder):
+        return None
     rows = []
     for line, audio in enumerate(filter(suffix_of, audio_folder.files_below(folder)), 1):
         # Checkpoints name the speakers in UTF-8.
         parent = os.fsencode(os.path.basename(os.path.dirname(audio)))
         speaker = parent.decode(errors="backslashreplace")
-        if speaker.lower() in ("", *audio_folder.AUDIO_SUBFOLDERS):
-            speaker = DEFAULT_SPEAKER
-        rows.append(Row(line, audio, audio, "", speaker, language))
+        if speaker.lower() in audio_folder.AUDIO_SUBFOLDERS:
+            speaker = ""
+        rows.append(Row(line, "", audio, "", speaker, ""))
     if not rows:
         raise DataError(
             f"the corpus folder {folder} has neither metadata.csv nor audio"
             f" ({', '.join(audio_folder.SUFFIXES)}). Give audio files or a metadata file."
         )
-    form = f"audio files without metadata; {_count_formats(rows)} in {folder}"
-    return Rows(folder, folder, RowTuple(rows), form=form)
+    return Layout("audio files without metadata", folder, rows, [folder])
+
+
+LAYOUTS = (read_table, read_kaldi, read_parquet, read_tree, read_tar_shards, _read_folder)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
-from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of, value_of
+from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of
 from myxtts.errors import DataError, check_packages
 from myxtts.files import cached_folder, file_stamp
 
@@ -54,8 +54,8 @@ def read_parquet(options: CorpusOptions) -> Layout | None:
     table = Table(JSON, columns, [], header)
     rows = []
     for line, name, part, record in _records(parts, "path"):
-        fields = [name, *(value_of(record[other]) for other in part.others)]
-        row = row_of(line, fields, table, part.path, options.language)
+        fields = [name, *map(record.get, part.others)]
+        row = row_of(line, fields, table, part.path)
         rows.append(row._replace(metadata=str(part.path)))
     form = table.form.replace("JSON lines, keys path", f"parquet, columns {parts[0].audio}")
     return Layout(form, options.path, rows, [folder])

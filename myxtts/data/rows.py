@@ -4,16 +4,25 @@ A layout of others is a function from CorpusOptions to a Layout, or None for ano
 entry-point group `myxtts.corpora`.
 """
 
+import logging
 import os
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
+
+from myxtts.text.languages import alike, canonical_name
 
 DEFAULT_SPEAKER = "default"
 SHOWN_CHARACTERS = 500
+_MISSING = yaml.safe_load(Path(__file__).with_name("placeholders.yaml").read_text("utf-8"))
+PLACEHOLDERS = frozenset(_MISSING["values"].split())
+
+log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
@@ -21,7 +30,8 @@ class Row(NamedTuple):
 
     `audio` is relative to the folder of its Rows, or an absolute name in it, and unchecked. `end_s`
     is None at the end of the file. `metadata` is the file of the row if it is not that of its Rows.
-    Readers leave `id` empty.
+    Readers leave `id` empty, and speaker and language without one. They may give a `normalised`
+    text, which is used instead of the text.
     """
 
     line: int
@@ -33,6 +43,7 @@ class Row(NamedTuple):
     start_s: float = 0.0
     end_s: float | None = None
     metadata: str = ""
+    normalised: str = ""
 
 
 class RejectedRow(NamedTuple):
@@ -107,11 +118,56 @@ def malformed(metadata: Path, line: int, audio: str, detail: str) -> RejectedRow
     return RejectedRow(str(metadata), line, shortened(audio), "malformed row", detail)
 
 
+def is_missing(value: str) -> bool:
+    """Return whether a value of a column is none: a placeholder, or no letter and no digit."""
+    return value in PLACEHOLDERS or not any(map(str.isalnum, value))
+
+
+def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]:
+    """Return the rows of a file with the texts that are read, one spelling of each name, and what
+    placeholders.yaml says instead of placeholders. Logs how many there are.
+
+    A word that is no more frequent than other texts is a text: somebody says "None".
+    """
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def given(column: str, value: str, default: str) -> str:
+        found[column][value] += is_missing(value)
+        return default if is_missing(value) else value
+
+    texts = [given("normalised text", row.normalised, row.text) for row in rows]
+    counts = Counter(texts)
+    usual = [count for text, count in counts.items() if not is_missing(text)] or [1]
+    for word in PLACEHOLDERS & counts.keys():
+        is_text = word.isalpha() and counts[word] * len(usual) < 2 * sum(usual)
+        column = "word" if is_text else "text"
+        found[column][word] = counts[word]
+    filled = []
+    for row, text in zip(rows, texts, strict=True):
+        text = "" if text in found["text"] else text
+        speaker = given("speaker", canonical_name(row.speaker), DEFAULT_SPEAKER)
+        code = given("language", canonical_name(row.language), language)
+        filled.append(row._replace(text=text, speaker=speaker, language=code, normalised=""))
+    for column, answer in _MISSING["answers"].items():
+        # Without any speaker, one is meant.
+        is_named = column == "speaker" and len({row.speaker for row in filled}) > 1
+        values = +found[column] if is_named else +found[column] - Counter({"": len(rows)})
+        if values:
+            kinds = ", ".join(value or "nothing" for value in values)
+            place = values.total(), len(rows), metadata, kinds, column, answer
+            log.warning("%d of %d rows of %s have %s for a %s: %s", *place)
+    for column in ("speaker", "language"):
+        for names in alike({getattr(row, column) for row in filled}):
+            line = "the %ss %s of %s differ in case, spaces or width only: give them one spelling"
+            log.warning(line, column, " and ".join(map(repr, names)), metadata)
+    return filled
+
+
 def without_capitals(form: str, rows: list[Row | RejectedRow]) -> str:
     """Put the texts into lower case if all of them are capitals, as in LibriSpeech: the text front
     end would spell "IT" and "US". Returns the form, which then says so.
     """
-    texts = [row.text for row in rows if isinstance(row, Row)]
+    texts = [row.text for row in rows if isinstance(row, Row) and not is_missing(row.text)]
     if not any(map(str.isupper, texts)) or any(text != text.upper() for text in texts):
         return form
     for number, row in enumerate(rows):

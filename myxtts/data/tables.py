@@ -18,16 +18,19 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import (
-    DEFAULT_SPEAKER,
     CorpusOptions,
     Layout,
     RejectedRow,
     Row,
     folders_of,
+    is_missing,
     malformed,
+    shortened,
 )
 from myxtts.errors import DataError
 from myxtts.files import decode_text
@@ -49,26 +52,11 @@ SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
 LITERAL = "|\t"
 # The separator of JSON lines, whose fields are values of the objects.
 JSON = "{"
+# What may be a text in JSON and parquet. A number with a point is none: 7 beside NaN becomes 7.0.
+TEXT_TYPES = (str, int, type(None))
 
-NAMES_BY_MEANING = {
-    "path": (
-        "path audio_file audio_path audio_filepath audio_filename audio file file_path filepath"
-        " file_name filename wav wav_file wav_path wav_filename clip id utt_id utterance_id"
-    ),
-    "normalised text": (
-        "normalized_text normalised_text text_normalized text_normalised normalized_transcript"
-        " normalised_transcript transcript_normalized transcript_normalised"
-        " normalized_transcription normalised_transcription transcription_normalized"
-        " transcription_normalised"
-    ),
-    "text": "text sentence transcript transcription raw_text text_original original_text",
-    "speaker": "speaker speaker_name speaker_id spk spk_id client_id",
-    "language": "language lang locale language_code",
-    "start": "start start_s start_time offset",
-    "end": "end end_s end_time",
-    "duration": "duration duration_s",
-}
-COLUMN_NAMES = {meaning: names.split() for meaning, names in NAMES_BY_MEANING.items()}
+_COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text("utf-8"))
+COLUMN_NAMES = {meaning: names.split() for meaning, names in _COLUMNS.items()}
 # ( arctic_a0001 "Author of the danger trail, Philip Steels, etc." )
 PROMPT = re.compile(r'\(\s*(\S+)\s+"(.*)"\s*\)')
 # agent-pass: Please enter your password.
@@ -94,7 +82,7 @@ def read_table(options: CorpusOptions) -> Layout | None:
     if metadata is None or metadata.name.lower().endswith(OTHER_SUFFIXES):
         return None
     table = _read_table(metadata, options.needs_text, options.columns)
-    rows = [row_of(*record, table, metadata, options.language) for record in table.records]
+    rows = [row_of(*record, table, metadata) for record in table.records]
     folders = _audio_folders(table, rows, metadata, options.root)
     return Layout(table.form, metadata, rows, folders)
 
@@ -112,12 +100,12 @@ class _File(NamedTuple):
 class Table(NamedTuple):
     """The number and fields of each line of a metadata file; the header is empty without one.
 
-    The meaning of each column is a key of COLUMN_NAMES, or empty.
+    The meaning of each column is a key of COLUMN_NAMES, or empty. JSON has fields of any type.
     """
 
     separator: str
     columns: tuple[str, ...]
-    records: list[tuple[int, list[str]]]
+    records: Sequence[tuple[int, list[Any]]]
     header: tuple[str, ...] = ()
     name: str = ""
 
@@ -144,6 +132,8 @@ def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> Table:
     if "\n" not in text:
         # The line end of Excel's "CSV (Macintosh)".
         text = text.replace("\r", "\n")
+    # Excel's line is no row, and what it says is seen in the next one.
+    text = re.sub(r'\A"?sep=.?"?(?=\r?\n)', "", text, flags=re.IGNORECASE)
     first = text.lstrip("\r\n").partition("\n")[0].rstrip("\r")
     file = _File(path, text, first, needs_text, columns)
     try:
@@ -221,11 +211,11 @@ def _ljspeech(file: _File) -> Table | None:
     # Piper has id|speaker|text in a file of this name, and others id|text|speaker. Either would
     # train on names instead of texts. So a column that repeats as speakers do is an error.
     for column in (1, 2):
-        values = {fields[column] for fields in rows}
-        if len(rows) >= MIN_CHECKED_ROWS and 2 * len(values) <= len(rows):
+        values = [fields[column] for fields in rows if not is_missing(fields[column])]
+        if len(values) >= MIN_CHECKED_ROWS and 2 * len({*values}) <= len(values):
             raise DataError(
                 f"{file.path} should have lines of id|text|normalised text, but column {column + 1}"
-                f" has {len(values)} values in {len(rows)} rows, as if it named speakers."
+                f" has {len({*values})} values in {len(values)} rows, as if it named speakers."
                 f" {NAME_THE_COLUMNS}; --columns path text normalized_text if it has texts."
             )
     columns = ("path", "text", "normalised text") if rows else ("path", "text")
@@ -288,12 +278,13 @@ def _json_lines(file: _File) -> Table | None:
     entries = list[tuple[int, dict[str, Any]]]()
     for line, fields in _records(file.text, "\n"):
         entries += [(line, entry) for entry in objects_of(fields[0])]
-    if not entries[0][1]:
-        raise DataError(
-            f"{file.path} should have one JSON object in each line, but begins with"
-            f" {file.first[:80]!r}. Write it as JSON lines."
-        )
-    return table_of(entries, file.needs_text)
+    if entries[0][1] and (table := table_of(entries, file.needs_text)):
+        return table
+    raise DataError(
+        f"{file.path} should have one JSON object in each line, but begins with"
+        f" {file.first[:80]!r}. Write it as JSON lines, each with a key path and a key text. Of"
+        " Whisper, give subtitles (--output_format srt) beside the recording."
+    )
 
 
 def table_of(entries: Sequence[tuple[int, dict[str, Any]]], needs_text: bool) -> Table | None:
@@ -302,7 +293,7 @@ def table_of(entries: Sequence[tuple[int, dict[str, Any]]], needs_text: bool) ->
     columns = meanings(header, needs_text)
     if columns is None:
         return None
-    records = [(line, [value_of(entry.get(name)) for name in header]) for line, entry in entries]
+    records = [(line, [*map(entry.get, header)]) for line, entry in entries]
     return Table(JSON, columns, records, header)
 
 
@@ -342,13 +333,6 @@ def _language_code(name: str | None) -> str | None:
     except DataError:
         # Without espeak-ng there are no phonemes, and characters need no code.
         return name
-
-
-def value_of(value: Any) -> str:
-    # Hugging Face's audio is {"path": …}.
-    if isinstance(value, dict):
-        value = value.get("path")
-    return "" if value is None else str(value).strip()
 
 
 READERS = (
@@ -416,11 +400,13 @@ def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if is_quoted else field
 
 
-def row_of(
-    line: int, fields: list[str], table: Table, metadata: Path, language: str
-) -> Row | RejectedRow:
+def row_of(line: int, fields: Sequence[Any], table: Table, metadata: Path) -> Row | RejectedRow:
     """Return a row, whose audio is the name in the metadata."""
-    values = dict(zip(table.columns, fields, strict=False))
+    given = dict(zip(table.columns, fields, strict=False))
+    # Hugging Face's audio is {"path": …}.
+    if isinstance(given.get("path"), dict):
+        given["path"] = given["path"].get("path")
+    values = {name: str(value).strip() for name, value in given.items() if value is not None}
     path = values.get("path", "")
     most = len(table.columns)
     may_lack_last = not table.header and table.columns[-1] == "normalised text"
@@ -428,15 +414,22 @@ def row_of(
     if not path or len(fields) < most - may_lack_last or any(fields[most:]):
         fault = f"{len(fields)} fields, not {most}" if path else "no path"
         return malformed(metadata, line, path, fault)
+    for meaning, value in given.items():
+        # NaN is a placeholder.
+        is_number = isinstance(value, float) and ("text" not in meaning or value != value)
+        if meaning and not is_number and type(value) not in TEXT_TYPES:
+            fault = f"the {meaning} should be a text, but is {value!r}"
+            return malformed(metadata, line, path, shortened(fault))
     try:
         times = _times(values)
     except ValueError as error:
         return malformed(metadata, line, path, f"no number of seconds: {error}")
     # Lines without a header have ids.
     audio = path if table.header or suffix_of(path) else f"{path}.wav"
-    text = values.get("normalised text") or values.get("text", "")
-    speaker = values.get("speaker") or DEFAULT_SPEAKER
-    return Row(line, "", audio, text, speaker, values.get("language") or language, *times)
+    speaker, language = (values.get(meaning, "") for meaning in ("speaker", "language"))
+    normalised = values.get("normalised text", "")
+    text = values.get("text", normalised)
+    return Row(line, "", audio, text, speaker, language, *times, normalised=normalised)
 
 
 def _times(values: dict[str, str]) -> tuple[float, float | None]:

@@ -48,7 +48,7 @@ def read_tar_shards(options: CorpusOptions) -> Layout | None:
             f"the tar files in {base} should have audio and texts, but have {keys}."
             f" Name the texts {COLUMN_NAMES['text'][0]}, in a JSON or text file of each utterance."
         )
-    rows = [row_of(*record, table, folder, options.language) for record in table.records]
+    rows = [row_of(*record, table, folder) for record in table.records]
     form += f" in {base}, keys {', '.join(filter(None, table.columns))}"
     return Layout(form, folder, rows, [folder])
 
@@ -101,7 +101,7 @@ def _nemo(store: Store, lists: Iterable[str], tars: Iterable[str]) -> Iterator[d
         audio |= _audio(store, tar)
     for name in lists:
         for entry in _objects(store, name):
-            path = entry.pop("audio_filepath", "")
+            path = str(entry.pop("audio_filepath", ""))
             yield {"path": audio.get(path) or audio.get(os.path.basename(path)), **entry}
 
 
@@ -118,7 +118,7 @@ def _webdataset(store: Store, tars: Iterable[str]) -> Iterator[dict[str, Any]]:
                 elif suffix == "txt":
                     row["text"] = content.decode(errors="replace")
                 elif suffix == "json":
-                    with suppress(ValueError):
+                    with suppress(ValueError, TypeError):
                         row = {**json.loads(content), **row}
             if row.get("path"):
                 yield row

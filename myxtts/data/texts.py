@@ -13,6 +13,7 @@ from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, Vocabulary
 from myxtts.errors import DataError
 from myxtts.files import decode_text
 from myxtts.text.frontend import TextFrontend
+from myxtts.text.languages import choose_language
 
 MAX_LENGTH_RATIO = 1.25
 
@@ -123,11 +124,7 @@ def read_texts(
     Longer ones, and those with symbols that the vocabulary lacks, are left out and counted. Raises
     DataError if the file has no usable sentence, or the vocabulary lacks the language.
     """
-    if language not in vocabulary.languages:
-        raise DataError(
-            f"--texts {path} are in the language '{language}' (--language), but the teacher speaks "
-            f"{', '.join(vocabulary.languages)}. Give another --language or --teacher."
-        )
+    language = choose_language(language, vocabulary.languages, "--language, that of --texts")
     lines = read_lines(path)
     symbols = (
         frontend.symbols(line, language) for line in lines if len(line) <= MAX_TEXT_CHARACTERS

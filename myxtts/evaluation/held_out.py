@@ -218,8 +218,7 @@ def _load_training(
         config, folder, length_rule_of(config), known, frontend=run.record.frontend
     )
     training, _, vocabulary = loaded
-    corpus = training.manifest.fingerprint
-    check_same_corpus(run.checkpoint, vocabulary, corpus, run.record.texts)
+    check_same_corpus(run.checkpoint, vocabulary, training.manifest, run.record.texts)
     return loaded
 
 

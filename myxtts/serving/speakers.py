@@ -19,6 +19,7 @@ from myxtts.synthesis.spoken_text import (
     voice_inputs,
 )
 from myxtts.text.frontend import TextFrontend
+from myxtts.text.languages import canonical_name
 from myxtts.text.symbols import SymbolTable
 
 
@@ -52,9 +53,10 @@ class Speaker(Protocol):
 
 def choose_speaker(name: str, speakers: Sequence[str]) -> int:
     """Return the number of a speaker; the first without a name. Raises DataError."""
-    if name and name not in speakers:
+    names = [*map(canonical_name, speakers)]
+    if name and canonical_name(name) not in names:
         raise DataError(f"the voice {name!r} is unknown. Use one of {', '.join(speakers)}.")
-    return speakers.index(name) if name else 0
+    return names.index(canonical_name(name)) if name else 0
 
 
 def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""Languages: one spelling of their codes, and their scripts."""
+"""Names, one spelling of each; languages: their codes, and their scripts."""
 
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
@@ -11,6 +12,7 @@ from myxtts.errors import DataError
 
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
 _SHARED = ("Zyyy", "Zinh", "Zzzz")
+_JOINERS = "\u200c\u200d"
 
 # Languages by ISO 15924 script, as in the Unicode CLDR (`languageData` in supplementalData.xml).
 _SCRIPTS = """
@@ -26,9 +28,27 @@ _SCRIPTS = """
 """
 
 
+@cache
+def canonical_name(name: str) -> str:
+    """Return the name of a speaker or language composed, without outer spaces and what is invisible
+    but for joiners within, which Persian and Indic names have.
+    """
+    composed = unicodedata.normalize("NFC", name)
+    shown = (c for c in composed if c in _JOINERS or unicodedata.category(c) != "Cf")
+    return "".join(shown).strip().strip(_JOINERS).strip()
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """Return the names that differ in case, spaces or compatibility form only."""
+    groups = defaultdict(list)
+    for name in sorted(names):
+        groups["".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
 def canonical_code(language: str) -> str:
     """Return a language code or locale in lower case with hyphens: en_GB → en-gb."""
-    return language.strip().lower().replace("_", "-")
+    return canonical_name(language).lower().replace("_", "-")
 
 
 def choose_language(language: str | None, trained: Sequence[str], flag: str = "--language") -> str:

@@ -37,7 +37,7 @@ from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 from myxtts.config.synthesis import check_options
-from myxtts.data.manifest import Vocabulary
+from myxtts.data.manifest import Manifest, Vocabulary, difference
 from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.checkpoint_files import (
     Checkpoint,
@@ -468,19 +468,23 @@ def check_same_settings(checkpoint: Checkpoint, requested: Config) -> None:
 
 
 def check_same_corpus(
-    checkpoint: Checkpoint, vocabulary: Vocabulary, corpus: str, texts: str | None
+    checkpoint: Checkpoint, vocabulary: Vocabulary, corpus: Manifest, texts: str | None
 ) -> None:
     """Raise CheckpointError if a checkpoint had another vocabulary, corpus or --texts."""
     record = checkpoint.record
     # A fork or merge has no corpus of its own yet.
-    differences = {"corpus": record.corpus not in (None, corpus), "texts": record.texts != texts}
+    is_other = record.corpus not in (None, corpus.fingerprint)
+    differences = {"corpus": is_other, "texts": record.texts != texts}
     # The weights of a vocoder know no symbols and no languages.
     if vocabulary.symbols.symbols:
         differences["symbols"] = record.symbols != vocabulary.symbols.symbols
         differences["languages"] = record.languages != vocabulary.languages
-    names = [name for name, is_different in differences.items() if is_different]
+    names = ", ".join(name for name, is_different in differences.items() if is_different)
     if names:
+        if record.corpus and names != "texts":
+            cache = checkpoint.path.parents[1] / "manifest-train.npz"
+            names += difference(cache, record.corpus, corpus)
         raise CheckpointError(
-            f"{checkpoint.path} was trained on another corpus (different {', '.join(names)}). Give"
+            f"{checkpoint.path} was trained on another corpus (different {names}). Give"
             " the corpus that the run was started with, or start another run with --run."
         )

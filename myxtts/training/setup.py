@@ -224,7 +224,7 @@ class OpenRun:
             espeakng_loader=start.espeakng_loader,
         )
         if resumed is not None:
-            corpus = corpora.training.manifest.fingerprint
+            corpus = corpora.training.manifest
             runs.check_same_corpus(resumed.checkpoint, corpora.vocabulary, corpus, record.texts)
             restore(resumed.checkpoint, state)
         if replicas.is_distributed and not replicas.all_equal(digest_of(dict(state.arrays(MODEL)))):

@@ -425,8 +425,8 @@ class Cache(CorpusCase):
         was = r"row 1 was a.wav \(1.000 s, 'ab'\) and is"
         for rows, said in (
             ([second, first], rf"the same 2 training rows in another order; {was} b.flac"),
-            ([first], r"1 training rows instead of 2; row 2 was b.flac .* and is none"),
-            ([first, second, "a.flac,c,s,en"], r"3 .* of 2; row 3 was none and is a.flac"),
+            ([first], r"1 training rows, and 2 before; row 2 was b.flac .* and is none"),
+            ([first, second, "a.flac,c,s,en"], r"3 .* 2 before; row 3 was none and is a.flac"),
             (["a.flac,ab,s,en", second], rf"{was} a.flac \(1.000 s, 'ab'"),
             (["a.wav,ac,s,en", second], rf"{was} a.wav \(1.000 s, 'ac'"),
             (["a.wav,ab,t,en", second], "the same rows have other speakers, languages"),

@@ -109,12 +109,12 @@ WRITTEN = {
         "the speakers 'Anna B' and 'annab' and .* differ in case(.|\n)* languages 'EN' and 'en'",
     ),
     "a joiner within a name": (
-        {"list.csv": f"{HEADER}\na.wav,x,a\u200cb\u200d,en\n"},
-        ["x/a\u200cb/en"],
-        r"1 \.wav\Z",
+        {"list.csv": f"{HEADER}\na.wav,x,a\u200cb\u200d,en\nb.wav,y,ab,en\n"},
+        ["x/a\u200cb/en", "y/ab/en"],
+        "speakers 'ab' and .* differ",
     ),
     "Excel's first line": (
-        {"list.csv": "\ufeffsep=;\r\npath;text\r\na.wav;One, two\r\n"},
+        {"list.csv": "\ufeffsep=;;\r\npath;text\r\na.wav;One, two\r\n"},
         ["One, two/default/en"],
         "table with semicolons, columns path, text; 1 rows",
     ),
@@ -135,7 +135,7 @@ WRITTEN = {
     "a transcript of Whisper": (
         {"a.json": '{"text": " Hi", "segments": [{"start": 0.0, "text": " Hi"}]}'},
         [],
-        "Of Whisper, give subtitles",
+        "Of Whisper's transcripts, give subtitles",
     ),
     "keys without a path": ({"a.jsonl": '{"words": "x", "clipname": "a.wav"}\n'}, [], "a key path"),
 }

@@ -564,7 +564,7 @@ def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
         if saved and saved[0].fingerprint == fingerprint:
             os.replace(path, cache)
             old, new = rows(saved[0]), rows(now)
-            found = f"{len(new)} training rows instead of {len(old)}"
+            found = f"{len(new)} training rows, and {len(old)} before"
             if sorted(old) == sorted(new):
                 found = f"the same {len(new)} training rows in another order"
             for number, pair in enumerate(zip_longest(old, new, fillvalue="none"), 1):

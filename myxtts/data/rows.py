@@ -19,8 +19,8 @@ from myxtts.text.languages import alike, canonical_name
 
 DEFAULT_SPEAKER = "default"
 SHOWN_CHARACTERS = 500
-_MISSING = yaml.safe_load(Path(__file__).with_name("placeholders.yaml").read_text("utf-8"))
-PLACEHOLDERS = frozenset(_MISSING["values"].split())
+METADATA = yaml.safe_load(Path(__file__).with_name("metadata.yaml").read_text("utf-8"))
+PLACEHOLDERS = frozenset(METADATA["placeholders"].split())
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def is_missing(value: str) -> bool:
 
 def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]:
     """Return the rows of a file with the texts that are read, one spelling of each name, and what
-    placeholders.yaml says instead of placeholders. Logs how many there are.
+    metadata.yaml says instead of placeholders. Logs how many there are.
 
     A word that is no more frequent than other texts is a text: somebody says "None".
     """
@@ -135,7 +135,7 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
         found[column][value] += is_missing(value)
         return default if is_missing(value) else value
 
-    texts = [given("normalised text", row.normalised, row.text) for row in rows]
+    texts = [given("normalised text", row.normalised or "", row.text or "") for row in rows]
     counts = Counter(texts)
     usual = [count for text, count in counts.items() if not is_missing(text)] or [1]
     for word in PLACEHOLDERS & counts.keys():
@@ -145,10 +145,10 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
     filled = []
     for row, text in zip(rows, texts, strict=True):
         text = "" if text in found["text"] else text
-        speaker = given("speaker", canonical_name(row.speaker), DEFAULT_SPEAKER)
-        code = given("language", canonical_name(row.language), language)
+        speaker = given("speaker", canonical_name(row.speaker or ""), DEFAULT_SPEAKER)
+        code = given("language", canonical_name(row.language or ""), language)
         filled.append(row._replace(text=text, speaker=speaker, language=code, normalised=""))
-    for column, answer in _MISSING["answers"].items():
+    for column, answer in METADATA["answers"].items():
         # Without any speaker, one is meant.
         is_named = column == "speaker" and len({row.speaker for row in filled}) > 1
         values = +found[column] if is_named else +found[column] - Counter({"": len(rows)})
@@ -158,7 +158,7 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
             log.warning("%d of %d rows of %s have %s for a %s: %s", *place)
     for column in ("speaker", "language"):
         for names in alike({getattr(row, column) for row in filled}):
-            line = "the %ss %s of %s differ in case, spaces or width only: give them one spelling"
+            line = "the %ss %s of %s differ in case, spaces or form only: give them one spelling"
             log.warning(line, column, " and ".join(map(repr, names)), metadata)
     return filled
 

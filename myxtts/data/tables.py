@@ -18,11 +18,10 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import (
+    METADATA,
     CorpusOptions,
     Layout,
     RejectedRow,
@@ -36,13 +35,7 @@ from myxtts.errors import DataError
 from myxtts.files import decode_text
 from myxtts.text import espeak
 
-PROMPTS = os.path.join("etc", "txt.done.data")
-# What a folder may have; the first that there is.
-METADATA_NAMES = (
-    *("metadata.csv", "metadata.tsv", "metadata.txt", "train.tsv", PROMPTS),
-    *("metadata.jsonl", "manifest.jsonl", "manifest.json", "train_manifest.json"),
-    *("cuts.jsonl", "cuts.jsonl.gz"),
-)
+METADATA_NAMES = METADATA["files"].split()
 OTHER_SUFFIXES = (".srt", ".vtt", ".parquet", ".trans.txt")
 MAX_SECONDS = 1e6
 
@@ -52,11 +45,8 @@ SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
 LITERAL = "|\t"
 # The separator of JSON lines, whose fields are values of the objects.
 JSON = "{"
-# What may be a text in JSON and parquet. A number with a point is none: 7 beside NaN becomes 7.0.
-TEXT_TYPES = (str, int, type(None))
 
-_COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text("utf-8"))
-COLUMN_NAMES = {meaning: names.split() for meaning, names in _COLUMNS.items()}
+COLUMN_NAMES = {meaning: names.split() for meaning, names in METADATA["columns"].items()}
 # ( arctic_a0001 "Author of the danger trail, Philip Steels, etc." )
 PROMPT = re.compile(r'\(\s*(\S+)\s+"(.*)"\s*\)')
 # agent-pass: Please enter your password.
@@ -133,7 +123,7 @@ def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> Table:
         # The line end of Excel's "CSV (Macintosh)".
         text = text.replace("\r", "\n")
     # Excel's line is no row, and what it says is seen in the next one.
-    text = re.sub(r'\A"?sep=.?"?(?=\r?\n)', "", text, flags=re.IGNORECASE)
+    text = re.sub(r'\A"?sep=[^\w\n]*\n', "\n", text, flags=re.IGNORECASE)
     first = text.lstrip("\r\n").partition("\n")[0].rstrip("\r")
     file = _File(path, text, first, needs_text, columns)
     try:
@@ -280,10 +270,12 @@ def _json_lines(file: _File) -> Table | None:
         entries += [(line, entry) for entry in objects_of(fields[0])]
     if entries[0][1] and (table := table_of(entries, file.needs_text)):
         return table
+    advice = "Write it as JSON lines, each with a key path and a key text."
+    if '"segments"' in file.text:
+        advice = "Of Whisper's transcripts, give subtitles (--output_format srt) beside the audio."
     raise DataError(
         f"{file.path} should have one JSON object in each line, but begins with"
-        f" {file.first[:80]!r}. Write it as JSON lines, each with a key path and a key text. Of"
-        " Whisper, give subtitles (--output_format srt) beside the recording."
+        f" {file.first[:80]!r}. {advice}"
     )
 
 
@@ -415,9 +407,9 @@ def row_of(line: int, fields: Sequence[Any], table: Table, metadata: Path) -> Ro
         fault = f"{len(fields)} fields, not {most}" if path else "no path"
         return malformed(metadata, line, path, fault)
     for meaning, value in given.items():
-        # NaN is a placeholder.
+        # NaN is a placeholder. 7.0 is no text: it may be 7 beside NaN.
         is_number = isinstance(value, float) and ("text" not in meaning or value != value)
-        if meaning and not is_number and type(value) not in TEXT_TYPES:
+        if meaning and not is_number and type(value) not in (str, int, type(None)):
             fault = f"the {meaning} should be a text, but is {value!r}"
             return malformed(metadata, line, path, shortened(fault))
     try:

@@ -30,8 +30,8 @@ _SCRIPTS = """
 
 @cache
 def canonical_name(name: str) -> str:
-    """Return the name of a speaker or language composed, without outer spaces and what is invisible
-    but for joiners within, which Persian and Indic names have.
+    """Return a name in NFC, without outer spaces and without what is invisible, but for joiners
+    within, which Persian and Indic names have.
     """
     composed = unicodedata.normalize("NFC", name)
     shown = (c for c in composed if c in _JOINERS or unicodedata.category(c) != "Cf")
@@ -39,10 +39,11 @@ def canonical_name(name: str) -> str:
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:
-    """Return the names that differ in case, spaces or compatibility form only."""
+    """Return the names that differ in case, spaces, joiners or compatibility form only."""
     groups = defaultdict(list)
     for name in sorted(names):
-        groups["".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+        folded = unicodedata.normalize("NFKC", name).casefold()
+        groups["".join(c for c in folded if not c.isspace() and c not in _JOINERS)].append(name)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -510,7 +510,7 @@ class CompleteEvaluation(unittest.TestCase):
 
     def test_a_changed_corpus_is_rejected(self):
         self.change_corpus("abc,", "cba,")
-        with self.assertRaisesRegex(CheckpointError, "another corpus .* training rows .* 'abc"):
+        with self.assertRaisesRegex(CheckpointError, "another corpus .* training rows.* 'abc'"):
             self.measure(self.copy_run("changed"))
 
     def test_changed_held_out_utterances_are_rejected(self):

@@ -240,7 +240,7 @@ class CompleteRun(Case):
                 check_same_settings(checkpoint, other)
         known, (corpus, _) = record.vocabulary, read_manifest(self.folder / "manifest-train.npz")
         check_same_corpus(checkpoint, known, corpus, None)
-        other = replace(corpus, samples=corpus.samples + 1)
+        other = replace(corpus, samples=2 * corpus.samples)
         for found, vocabulary, manifest in (
             ("symbols", replace(known, symbols=SymbolTable(("x",))), corpus),
             ("languages", replace(known, languages=("ka",)), corpus),

@@ -571,7 +571,7 @@ def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
                 if pair[0] != pair[1]:
                     was, is_now = map(shortened, pair)
                     return f": {found}; row {number} was {was} and is {is_now}"
-            return ": the same rows have other speakers, languages, stretches or symbols"
+            return ": the same rows have other speakers, languages, lengths or symbols"
     return ""
 
 

@@ -20,6 +20,7 @@ from myxtts.data.manifest import (
     UNKNOWN_LANGUAGE,
     UNKNOWN_SYMBOL,
     LengthRule,
+    Vocabulary,
     build_manifest,
     difference,
     read_manifest,
@@ -27,6 +28,7 @@ from myxtts.data.manifest import (
 )
 from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import DataError
+from myxtts.text.symbols import SymbolTable
 from tests.fixtures import temporary_folder
 
 
@@ -364,6 +366,15 @@ class RejectedReport(CorpusCase):
         self.add("b.wav").write_bytes(b"")
         with self.assertRaisesRegex(DataError, r"no usable utterances"):
             self.report(1.0)
+
+
+class Names(CorpusCase):
+    def test_a_run_keeps_its_spelling_of_a_language(self):
+        self.sound("a.wav", language="e\u0301")
+        for frontend, known in (("characters", "e\u0301"), ("phonemes", "\xc9")):
+            vocabulary = Vocabulary(SymbolTable(tuple("helo")), (), (known,))
+            manifest, extended, rejected = self.build(vocabulary=vocabulary, text_frontend=frontend)
+            self.assertEqual((extended.languages, len(manifest), rejected), ((known,), 1, []))
 
 
 class Cache(CorpusCase):

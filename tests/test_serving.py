@@ -1,5 +1,6 @@
 """A server of a voice: OpenAI's interface and Wyoming, with a speaker that hums."""
 
+import argparse
 import asyncio
 import base64
 import io
@@ -18,6 +19,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.commands.parser import add_references_flag
 from myxtts.commands.serve import PACKAGES
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.errors import CheckpointError, ConfigError, DataError
@@ -26,6 +28,7 @@ from myxtts.serving.run_speaker import RunSpeaker
 from myxtts.serving.sound import FORMS, Encoder
 from myxtts.serving.speakers import ExportedSpeaker, choose_speaker
 from myxtts.synthesis.spoken_text import FRONTEND
+from myxtts.text.languages import choose_language
 from tests.fixtures import DEADLINE_S, temporary_folder
 
 HAS_PACKAGES = all(map(find_spec, (*PACKAGES, "httpx")))
@@ -78,6 +81,12 @@ class SpeakersTest(unittest.TestCase):
             self.assertEqual(choose_speaker(name, speakers), number)
         with self.assertRaisesRegex(DataError, "'Anna' is unknown. Use one of"):
             choose_speaker("Anna", speakers)
+        self.assertEqual(choose_language("e\u0301", ["en", "\xe9"]), "\xe9")
+        parser = argparse.ArgumentParser()
+        add_references_flag(parser, "")
+        argv = ["--reference", "\xe9=a.wav", "--reference", "e\u0301=b.wav"]
+        references = {"\xe9": [Path("a.wav"), Path("b.wav")]}
+        self.assertEqual(parser.parse_args(argv).references, references)
 
     def test_what_is_wrong_with_the_files_of_a_voice_is_named(self):
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"

@@ -138,7 +138,7 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
     texts = [given("normalised text", row.normalised or "", row.text or "") for row in rows]
     counts = Counter(texts)
     usual = [count for text, count in counts.items() if not is_missing(text)] or [1]
-    for word in PLACEHOLDERS & counts.keys():
+    for word in sorted(PLACEHOLDERS & counts.keys()):
         is_text = word.isalpha() and counts[word] * len(usual) < 2 * sum(usual)
         column = "word" if is_text else "text"
         found[column][word] = counts[word]

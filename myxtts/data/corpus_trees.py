@@ -42,9 +42,8 @@ BREAK = re.compile(r"\\[Nnh]|>>+")
 HIDDEN = re.compile(r"\[\s*_+\s*\]")
 # [Music], ♪ a song ♪, (a line, or capitals before one), *a line*, # a song #.
 SOUND = re.compile(
-    r"\[(?!\s*_)[^]]*\]|[♪♫♬♩][^♪♫♬♩]*[♪♫♬♩]*"
-    r"|^[\s–-]*(?:\([^)]*\)\s*(?::|$)|\([^)a-z\d]*\)|\*[^*]*\*$|#\s.*\s#$)",
-    re.M,
+    r"(?m)\[(?!\s*_)[^]]*\]|[♪♫♬♩][^♪♫♬♩]*[♪♫♬♩]*"
+    r"|^[\s–-]*(?:\([^)]*\)\s*(?::|$)|\([^)a-z\d]*\)|\*[^*]*\*$|#\s.*\s#$)"
 )
 # MAN: before what is spoken.
 LABEL = re.compile(r"^[\s–-]*([^\W\d_][^:\n]{0,30}):\s", re.M)

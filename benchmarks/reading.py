@@ -92,7 +92,7 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     from myxtts.data import reading
     from myxtts.data.batch_plan import Pass, planned_batches
     from myxtts.data.dataset import load_corpora
-    from myxtts.data.reading import LocalReader
+    from myxtts.data.reading import Reader
     from myxtts.tasks.registry import length_rule_of
 
     if deterministic:
@@ -109,7 +109,7 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
         loaded.plan,
     )
     planned = planned_batches(plan, manifest, Pass(), seed=1, reference_samples=REFERENCE_SAMPLES)
-    reader = LocalReader(
+    reader = Reader(
         manifest,
         TTS_INPUTS,
         REFERENCE_SAMPLES,

@@ -14,7 +14,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import ProduceFunction, make_reader, trace_produce
-from myxtts.data.reading import LocalReader, Reader
+from myxtts.data.reading import Reader
 from myxtts.models.layers import sum_over
 
 
@@ -83,7 +83,7 @@ def read_by_one(
 ) -> Reader:
     """Return `make_reader`, with the function of the first reader of the same files."""
     reader = make_reader(manifest, fields, reference_samples, data, cache_folder)
-    if isinstance(reader, LocalReader) and not data.cache_dataset:
+    if not data.cache_dataset:
         columns = manifest.samples.tobytes(), manifest.native.tobytes(), data.use_tf_native_loading
         key = manifest.paths, *columns, *fields.items(), reference_samples
         reader.read_on_host = _READ_ON_HOST.setdefault(key, reader.read_on_host)

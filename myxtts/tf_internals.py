@@ -5,7 +5,7 @@ raising the cap.
 
 The package also relies on public APIs that are marked experimental and may change between minor
 versions: `tf.config.experimental` (placement, preflight, training.setup, portable_ops),
-`tf.data.experimental` (data.reading, data.service), `CommunicationOptions`
+`tf.data.experimental` (data.reading), `CommunicationOptions`
 (distributed.worker_group), `Strategy.experimental_*` (placement.replicas), `stateless_fold_in`
 (portable_ops) and `experimental_get_tracing_count` (training.step).
 """
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.core.protobuf import service_config_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
@@ -131,27 +130,6 @@ def device_memory_mib(name: str) -> float:
     finally:
         pywrap_tf_session.TF_DeleteDeviceList(devices)
     raise LookupError(f"TensorFlow has no device {name}")
-
-
-def dispatcher_config(port: int, clean_up_s: int, client_timeout_s: int):
-    """Configure a tf.data service dispatcher that removes jobs which nobody reads.
-
-    Private because the public `DispatcherConfig` lacks `gc_dynamic_sharding_jobs`, without which
-    workers keep the threads and batches of each job that was not read to its end.
-    """
-    return service_config_pb2.DispatcherConfig(
-        port=port,
-        protocol="grpc",
-        gc_dynamic_sharding_jobs=True,
-        job_gc_check_interval_ms=clean_up_s * 1000,
-        job_gc_timeout_ms=clean_up_s * 1000,
-        client_timeout_ms=client_timeout_s * 1000,
-    )
-
-
-def worker_server_port(server) -> int:
-    """Return the port of a tf.data service `WorkerServer`, which has no public target."""
-    return int(server._address.rpartition(":")[2])
 
 
 class AdamWOnReducedGradients(keras.optimizers.AdamW):

@@ -16,7 +16,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
 from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline, ProducedBatch
-from myxtts.data.reading import LocalReader, ReadBatches, ReadRows
+from myxtts.data.reading import ReadBatches, Reader, ReadRows
 from myxtts.placement.routes import Route
 from tests.feeds import producers
 from tests.fixtures import temporary_folder
@@ -60,9 +60,9 @@ class PipelineCase(unittest.TestCase):
         numbers = {"seed": cls.SEED, "reference_samples": reference_samples}
         return planned_batches(cls.corpus.plan, cls.manifest, Pass(epochs=epochs), **numbers)
 
-    def reader(self, read_rows: ReadRows, **settings) -> LocalReader:
+    def reader(self, read_rows: ReadRows, **settings) -> Reader:
         data = self.SETTINGS.model_copy(update=settings)
-        return LocalReader(self.manifest, TTS_INPUTS, 11_008, data, read_rows)
+        return Reader(self.manifest, TTS_INPUTS, 11_008, data, read_rows)
 
     def silent(self, planned: list[PlannedBatch], device: str = DATA) -> ReadBatches:
         """Return planned batches with TTS_INPUTS of silence on a device."""

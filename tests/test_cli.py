@@ -79,9 +79,6 @@ class FlagTest(unittest.TestCase):
         url, expected = "s3://bucket/a", "is 's3://bucket/a', but must be a local path: .* Mount it"
         for flag in ("--sync-dir", "--audio-root", "--exclude", "--config"):
             self.assertRegex(self.error_of(f"{flag}={url}"), f"^{flag} {expected}")
-        self.assertEqual(
-            train.parse(["--data-service=grpc://a:1"])[0].data.data_service, "grpc://a:1"
-        )
         for command, flag in ((corpus, "--out"), (shard, "--input"), (jobs, "--runs-dir")):
             with self.assertRaisesRegex(ConfigError, f"^{flag} {expected}"):
                 command.main([flag, url])
@@ -161,7 +158,7 @@ class FlagTest(unittest.TestCase):
     def test_help_of_a_setting_is_that_of_a_flag(self):
         for name, meaning in (
             ("data_gpu", "--model-gpus. (a whole number from 0 to 1023; default: not set)"),
-            ("cache_dataset", "Only without --data-service. (default: off)"),
+            ("use_tf_native_loading", "Only without --cache-dataset. (default: on)"),
             ("subsampling", "Only with --task asr. (one of 1, 2, 4; default: 2)"),
         ):
             self.assertTrue(setting_help(SETTINGS[name]).endswith(meaning))
@@ -336,7 +333,7 @@ class CommandTest(FolderCase):
             (f"{shard} --validation-fraction 1", "--validation-fraction is 1.0, but"),
             ("train --subsampling 3", "--subsampling is 3, but must be one of 1, 2, 4."),
             ("jobs --rounds 5", "'--rounds' is not a flag: it was renamed to --num-syncs."),
-            ("serve-data dispatcher --prot 1", "'--prot' is not a flag. Did you mean --port?"),
+            ("serve --model x --prot 1", "'--prot' is not a flag. Did you mean --port?"),
             ("synthesize --run x --speaker_wav y", "--speaker-wav' is not a flag. Use --reference"),
             (
                 "synthesize --lr 1",

@@ -18,7 +18,7 @@ TABLES = {
     schema.INHERITED: "encoder loudness model_size subsampling task text_frontend text_normaliser",
     schema.FROM_TEACHER: "loudness text_frontend text_normaliser",
     schema.PER_MACHINE: """
-        audio_root buffer_size cache_dataset columns data_service init_from model_start_delay
+        audio_root buffer_size cache_dataset columns init_from model_start_delay
         exclude lock num_workers prefetch_buffer_size runs_dir shard_cache_gb teacher texts
         train_data use_tf_native_loading val_data vocoder
     """
@@ -39,7 +39,7 @@ TABLES = {
     schema.OF_FOLDER: "resume run runs_dir",
     schema.NAMES_GPUS: "data_gpu data_gpus data_shares model_gpu model_gpus",
     schema.OFF_IN_TRIAL: "batch_shares evaluate_every resume sample_every validate_every",
-    schema.OFF_IN_EVALUATION: "cache_dataset data_service teacher_fraction",
+    schema.OFF_IN_EVALUATION: "cache_dataset teacher_fraction",
     schema.IN_SCORES: "evaluate_asr evaluate_utterances guidance ode_steps variety vocoder",
     schema.OFF_IN_MERGE: "resume stop_at_step",
 }
@@ -65,7 +65,7 @@ class MarksTest(unittest.TestCase):
     def test_a_setting_that_is_turned_off_has_the_value_that_turns_it_off(self):
         given = {"cache_dataset": True, "stop_at_step": 3, "resume": True, "validate_every": 7}
         config = load(None, given)
-        evaluation = {"data_service": None, "cache_dataset": False, "teacher_fraction": 0.0}
+        evaluation = {"cache_dataset": False, "teacher_fraction": 0.0}
         trial = {"resume": False, "validate_every": 0, "sample_every": 0, "evaluate_every": 0}
         trial["batch_shares"] = ()
         for mark, expected in (

@@ -32,7 +32,7 @@ from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import LocalReader, rows_from_files, rows_from_members, unreadable
+from myxtts.data.reading import Reader, rows_from_files, rows_from_members, unreadable
 from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from myxtts.stores import Member
@@ -401,14 +401,14 @@ class DamagedCacheTest(RowsCase):
 class ReaderCase(FolderCase):
     DATA = DataConfig(batch_size=2, buckets=1, num_workers=2)
 
-    def make(self, seconds, seed=1, **settings) -> tuple[LocalReader, list[PlannedBatch]]:
+    def make(self, seconds, seed=1, **settings) -> tuple[Reader, list[PlannedBatch]]:
         """Write a corpus; return its reader, and the batches of its first epoch."""
         return self.reader(write_corpus(self.folder, seconds, **settings), seed)
 
-    def reader(self, manifest, seed=1) -> tuple[LocalReader, list[PlannedBatch]]:
+    def reader(self, manifest, seed=1) -> tuple[Reader, list[PlannedBatch]]:
         corpus = planned_corpus(manifest, self.DATA)
         read_rows = rows_from_files(manifest, native_loading=True)
-        reader = LocalReader(manifest, TTS_INPUTS, 6_400, self.DATA, read_rows)
+        reader = Reader(manifest, TTS_INPUTS, 6_400, self.DATA, read_rows)
         return reader, list(planned(corpus, Position(), seed=seed, epochs=1))
 
 

@@ -26,7 +26,7 @@ COMMANDS = tuple(SCRIPTS)
 COMPLETION = "--print-completion"
 # Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
 # unfinished files.
-WITH_OWN_STOP = ("train", "voice", "launch", "jobs", "serve-data", "check-distributed")
+WITH_OWN_STOP = ("train", "voice", "launch", "jobs", "check-distributed")
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from myxtts.stores import is_url, local_path, open_store
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
 # Settings that may be URLs.
-URLS = ("data_service", "train_data", "val_data", "runs_dir", "init_from")
+URLS = ("train_data", "val_data", "runs_dir", "init_from")
 DEFAULTS = "defaults"  # key of the files that a file builds on
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"

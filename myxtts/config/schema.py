@@ -104,8 +104,6 @@ MemoryMib = Annotated[int, Field(ge=256, le=1_000_000)]
 ModelSize = Literal["tiny", "small", "normal", "big"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-# Host names of 253 characters and ports up to 65535 are checked where the service is used.
-ServiceAddress = Annotated[str, Field(pattern=r"^grpc://[\w.-]+:\d{1,5}$")]
 Reference = Annotated[float, Field(ge=0.5, le=30.0)]
 TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
 Silence = Annotated[float, Field(ge=15.0, le=80.0)]
@@ -133,8 +131,7 @@ SELECTING = needs(select_by="loss", validate_every=SET) | (
     needs(select_by=("dnsmos", "cer")) & EVALUATING
 )
 OBSERVING = needs(validate_every=SET) | needs(sample_every=SET) | EVALUATING
-LOCAL_READING = needs(data_service=UNSET)
-DECODING = needs(cache_dataset=UNSET, data_service=UNSET)
+DECODING = needs(cache_dataset=UNSET)
 SPLITTING = needs(val_data=UNSET)
 
 
@@ -270,11 +267,8 @@ class DataConfig(Section):
     """Maximum duration of the reference audio that the model receives."""
     num_workers: Annotated[Count, PER_MACHINE] = 2
     """Batches read and decoded in parallel for each data device."""
-    # The workers of a data service read the files themselves, by TensorFlow's operations.
     use_tf_native_loading: Annotated[bool, DECODING, PER_MACHINE] = True
     """Decode 16-bit WAV with TensorFlow operations; if off, read all files with soundfile."""
-    data_service: Annotated[ServiceAddress | None, PER_MACHINE, OFF_IN_EVALUATION] = None
-    """Address grpc://HOST:PORT of a tf.data service that reads and decodes instead."""
     buffer_size: Annotated[Count, PER_MACHINE] = 8
     """Batches buffered on the host for each data device."""
     prefetch_buffer_size: Annotated[Count, PER_MACHINE] = 3
@@ -282,11 +276,9 @@ class DataConfig(Section):
     vtlp: Annotated[float, Field(ge=0.0, le=0.3), needs(task="tts")] = 0.0
     """Vocal tract length perturbation: scale the frequencies of an utterance and its reference by a
     random factor from exp(-x) to exp(x), and shape the spectrum. For unseen speakers try 0.1."""
-    cache_dataset: Annotated[bool, LOCAL_READING, PER_MACHINE, OFF_IN_EVALUATION] = False
+    cache_dataset: Annotated[bool, PER_MACHINE, OFF_IN_EVALUATION] = False
     """Decode the corpus once, into a memory-mapped file in the run folder."""
-    shard_cache_gb: Annotated[float, LOCAL_READING, PER_MACHINE, Field(ge=0.0, le=1_000_000.0)] = (
-        10.0
-    )
+    shard_cache_gb: Annotated[float, PER_MACHINE, Field(ge=0.0, le=1_000_000.0)] = 10.0
     """Keep so many GB of a corpus in an object store on the local disk (~/.cache/myxtts/stores)."""
     enable_static_shapes: bool = False
     """Trace the training step once per bucket, instead of once with symbolic shapes."""

@@ -28,8 +28,7 @@ from myxtts.data.features import FeatureExtractor
 from myxtts.data.feed import Feed
 from myxtts.data.manifest import Manifest
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import LocalReader, ReadBatches, Reader, rows_from_files, rows_from_members
-from myxtts.data.service import ServiceReader
+from myxtts.data.reading import ReadBatches, Reader, rows_from_files, rows_from_members
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 from myxtts.stores import ShardCache, member_of, read_member
@@ -254,8 +253,6 @@ def make_reader(
     cache_folder: Path,
 ) -> Reader:
     """Return the reader that the settings ask for, of waves with the contract `fields`."""
-    if data.data_service is not None:
-        return ServiceReader(data.data_service, manifest, fields, reference_samples, data)
     if data.cache_dataset:
         read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
     elif len(manifest) and member_of(manifest.paths[0]):
@@ -265,7 +262,7 @@ def make_reader(
         read_rows = rows_from_members(manifest, read)
     else:
         read_rows = rows_from_files(manifest, data.use_tf_native_loading)
-    return LocalReader(manifest, fields, reference_samples, data, read_rows)
+    return Reader(manifest, fields, reference_samples, data, read_rows)
 
 
 class ReplicaFeed:

@@ -1,7 +1,7 @@
 """Stages B and C of a batch's life: planned batches are read by tf.data and uploaded.
 
 16-bit mono WAV at 22,050 Hz is decoded by TensorFlow's operations, every other file by soundfile.
-`pcm_cache` and `service` replace parts of this.
+`pcm_cache` replaces the files.
 """
 
 import os
@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import count, repeat
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -36,35 +35,6 @@ ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | int], tf.Tenso
 """(rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence."""
 
 
-class Reader(Protocol):
-    """Stages B and C of a batch's life: reads planned batches and uploads them."""
-
-    def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
-        """Yield each planned batch as read, in order, with one pass at a time for each device.
-
-        `planned` is iterated some batches ahead. The data device gets all fields but those in host
-        memory (see `Field.on_host`). Closing the generator early stops its threads; after a normal
-        end they idle until the next pass. Raises DataError at the batch of a file that cannot be
-        read, and ResourceExhaustedError if the device is out of memory.
-        """
-        ...
-
-
-def with_host_fields(uploaded: Batch, planned: PlannedBatch, fields: dict[str, Field]) -> Batch:
-    """Return an uploaded batch with the planned arrays of the fields in host memory."""
-    return uploaded | {
-        name: planned.arrays[name] for name, field in fields.items() if field.on_host
-    }
-
-
-def wave_columns(fields: dict[str, Field]) -> tuple[str, ...]:
-    """Name the planned arrays that locate the waves of a contract, one number for each row."""
-    columns: tuple[str, ...] = ("row", "samples")
-    if "reference_pcm" in fields:
-        columns += ("reference_row", "reference_start", "reference_samples")
-    return columns
-
-
 def read_waves(
     columns: dict,
     padded_samples: tf.Tensor,
@@ -74,7 +44,7 @@ def read_waves(
 ) -> Batch:
     """Read the stretches of one batch, and of its references if the contract has them.
 
-    `columns` are the arrays of `wave_columns`; the lengths are those with padding.
+    The lengths are those with padding.
     """
     starts = tf.zeros_like(columns["row"])
     waves = {"pcm": read_rows(columns["row"], starts, columns["samples"], padded_samples)}
@@ -89,9 +59,9 @@ def read_waves(
 def fixed_options() -> tf.data.Options:
     """Return options of a dataset whose depths and widths are all settings.
 
-    They also belong after the last transformation, since an upload and a data service do not pass
-    them on. With autotuning, closing an iterator waits up to a minute for the thread that tunes, if
-    that misses its cancellation (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
+    They also belong after the last transformation, since an upload does not pass them on. With
+    autotuning, closing an iterator waits up to a minute for the thread that tunes, if that misses
+    its cancellation (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -280,8 +250,8 @@ SILENCE = {
 END = b"end"
 
 
-class LocalReader:
-    """Reads from files or from the cache, in tf.data's threads.
+class Reader:
+    """Stages B and C of a batch's life: reads planned batches in tf.data's threads, and uploads.
 
     `read_on_host` is the compiled function from the planned columns of a batch to its waves.
     """
@@ -314,6 +284,13 @@ class LocalReader:
         self.read_on_host = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
+        """Yield each planned batch as read, in order, with one pass at a time for each device.
+
+        `planned` is iterated some batches ahead. The data device gets all fields but those in host
+        memory (see `Field.on_host`). Closing the generator early stops its threads; after a normal
+        end they idle until the next pass. Raises DataError at the batch of a file that cannot be
+        read, and ResourceExhaustedError if the device is out of memory.
+        """
         in_flight: deque[tuple[bytes, PlannedBatch]] = deque()
         # Numbers of batches begin with that of their pass: what tf.data read ahead for the previous
         # pass is recognised and dropped.
@@ -352,7 +329,8 @@ class LocalReader:
                 return
             number, batch = in_flight.popleft()
             assert found == number
-            yield batch, with_host_fields(waves, batch, self._fields)
+            on_host = [name for name, field in self._fields.items() if field.on_host]
+            yield batch, waves | {name: batch.arrays[name] for name in on_host}
 
     # AutoGraph would convert the functions of `Source`, which are traced as they are.
     @tf.autograph.experimental.do_not_convert

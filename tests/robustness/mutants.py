@@ -60,7 +60,6 @@ TESTS = {
     "data/pipeline.py": (PIPELINE, DAMAGED, DEVICES, MINIMAL_RUN, "test_replicas.RunTest"),
     "data/reading.py": ("test_readers", PIPELINE, DAMAGED),
     "data/pcm_cache.py": ("test_readers", PIPELINE_TEST),
-    "data/service.py": ("test_data_service",),
     "training/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),
     "training/step.py": ("test_step", "test_audit", RESUME, REPLICAS),
     "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, REPLICAS),

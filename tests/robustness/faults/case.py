@@ -41,7 +41,6 @@ SCENARIOS = (
     Scenario("planted-defect", 1, "scenarios.planted_defect"),
     Scenario("two-starts", 2, "scenarios.two_starts"),
     Scenario("workers", 2, "several.workers"),
-    Scenario("data-service", 1, "several.data_service"),
     Scenario("jobs", 1, "several.jobs"),
 )
 

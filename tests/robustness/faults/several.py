@@ -1,7 +1,6 @@
-"""Scenarios of several processes: workers and their network, a data service, and jobs."""
+"""Scenarios of several processes: workers and their network, and jobs."""
 
 import random
-import re
 import shutil
 import signal
 import time
@@ -24,7 +23,6 @@ JOB_FLAGS = (
     f" {STEPS} --validation-fraction 0 --batch-size 2 --max-restarts 2"
 ).split()
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-LISTENS = re.compile(r"listens on port (\d+)")
 JOBS_CODES = (0, 1)  # 1: the merged model is worse than the best job, which a toy may be
 LOSS_S = 240.0  # for workers to notice a loss: 20 s without a heartbeat, 60 s at the start
 RESUMED = [("--resume",)] * 2
@@ -119,41 +117,6 @@ def _wait_for(trial: Trial, children: Sequence[Child], line: str) -> None:
         if any(child.poll() is not None for child in children):
             return
         time.sleep(0.02)
-
-
-def data_service(trial: Trial) -> None:
-    """Kill or stop a server of a data service in use; resume the run without the service."""
-    line = f"step {trial.random.randint(1, STEPS - 3):6d} |"
-    victim, number = trial.random.randrange(3), trial.random.choice(SIGNALS)
-    role = ("dispatcher", "reader", "reader")[victim]
-    trial.steps.append(f"{number.name} to {role} at '{line}'")
-    trial.faults += 1
-    serve = ["-m", "myxtts", "serve-data"]
-    servers = [trial.launch([*serve, "dispatcher", "--port", "0"])]
-    address = f"127.0.0.1:{_port_of(trial, servers[0])}"
-    for _ in range(trial.random.randint(1, 2)):
-        servers.append(trial.launch([*serve, "worker", "--dispatcher", address]))
-    for server in servers[1:]:
-        _port_of(trial, server)
-    child = trial.start(["--resume", "--data-service", f"grpc://{address}"])
-    _wait_for(trial, [child], line)
-    victim = min(victim, len(servers) - 1)
-    servers[victim].send(number)
-    trial.finish(child, (0, 2))
-    for index, server in enumerate(servers):
-        server.send(signal.SIGTERM)
-        right = {-signal.SIGTERM, -number} if index == victim else {-signal.SIGTERM}
-        server.started_s = time.monotonic()  # its limit begins with the signal
-        trial.finish(server, sorted(right))
-    trial.finish_run("without the service")
-
-
-def _port_of(trial: Trial, server: Child) -> int:
-    while server.poll() is None and not server.exceeds(trial.limit_s):
-        if found := LISTENS.search(server.output()):
-            return int(found[1])
-        time.sleep(0.02)
-    raise AssertionError(f"a server does not listen: {server.output()}{server.errors()}")
 
 
 def jobs(trial: Trial) -> None:

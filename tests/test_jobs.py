@@ -266,6 +266,11 @@ class JobsTest(Case):
         self.assertEqual(options.output, self.run_folder / "merged")
         self.assertEqual(arguments[5::2], ["--train-data", "--audio-root", "--val-data"])
         self.assertIn("merging\n", out)
+        self.assertRegex(out, r"\nlauncher       process \d+; Ctrl-C, or `.* --stop --run ")
+        for name in names:
+            log = self.run_folder / f"logs/{name}_training.log"
+            self.assertRegex(out, rf"\n{name} +process \d+; its log is {log}\n")
+        self.assertIn("\nlauncher       done\n", self.done("--status"))
         self.assertRegex(out, r"gpu1\s+done\s+6 of 6  0\.167\s+2\.00")
         logs = sorted(path.stem for path in (self.run_folder / "logs").iterdir())
         self.assertEqual(logs[:2], ["gpu0_training", "gpu1_training"])
@@ -388,7 +393,7 @@ class StopTest(Case):
         self.assertIn("another process is training it", self.rejected("--resume"))
         out = self.done("--status")
         self.assertIn(f"launcher       running (process {process.pid})", out)
-        self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00  1\.5 s")
+        self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00 .* 1\.5 s  .* \d+\n")
         stop_command = self.started("--stop")
         output, _ = process.communicate(timeout=DEADLINE_S)
         stopped = f"stopped the launcher of {self.run_folder} (process {process.pid})"

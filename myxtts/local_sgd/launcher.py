@@ -5,6 +5,8 @@ launcher that was killed can continue. No TensorFlow.
 """
 
 import logging
+import os
+import shlex
 import shutil
 import socket
 import sys
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from myxtts.config.checks import reset_inactive
-from myxtts.config.flags import marked, with_values
+from myxtts.config.flags import command_line, marked, with_values
 from myxtts.config.load import dump, format_value, load
 from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
 from myxtts.distributed import processes
@@ -210,6 +212,9 @@ def train_jobs(spec: JobsSpec) -> int:
             shutil.rmtree(spec.shards, ignore_errors=True)
             state.shards = split_corpus(spec.config, spec.shards, len(spec.gpus))
         say(state.shards.table)
+        run = shlex.join(["--run", spec.config.run.run, "--runs-dir", spec.config.run.runs_dir])
+        stops = f"Ctrl-C, or `{command_line('jobs')} --stop {run}`, stops all jobs"
+        say(f"launcher       process {os.getpid()}; {stops}")
         corpora = {"train_data": str(spec.shards / TRAIN)}
         corpora["audio_root"] = str(state.shards.audio_root)
         if (spec.shards / HELD_OUT).exists():
@@ -348,7 +353,6 @@ class _Launcher(processes.Supervisor):
         spec = self._spec
         command = (*spec.trainer, "--config", str(spec.config_file(name)), "--resume")
         log = spec.folder / "logs" / f"{name}_training.log"
-        say(f"{name:<14} its log is {log}")
         environ = processes.gpu_environ(device.gpus)
         return ProgramSpec(name, command, log, environ, device.cores, spec.max_restarts)
 
@@ -399,8 +403,9 @@ class _Launcher(processes.Supervisor):
         return 2 if code == 2 else 1
 
     def on_start(self, process: ChildProcess, restarts: int) -> None:
-        state = ProcessState(state="running", pid=process.pid, restarts=restarts)
-        self._set_process(process.program.name, state)
+        name = process.program.name
+        say(f"{name:<14} process {process.pid}; its log is {process.program.log}")
+        self._set_process(name, ProcessState(state="running", pid=process.pid, restarts=restarts))
 
     def on_line(self, process: ChildProcess, line: str) -> None:
         # Of trainings a table of their progress is shown instead.
@@ -408,9 +413,8 @@ class _Launcher(processes.Supervisor):
             say(line)
 
     def on_restart(self, process: ChildProcess, restarts: int) -> None:
-        program = process.program
-        attempt = f"restart {restarts} of {program.max_restarts}"
-        say(f"{program.name} {process.exit_reason()}; {attempt}; its log is {program.log}")
+        name, most = process.program.name, process.program.max_restarts
+        say(f"{name} {process.exit_reason()}; restart {restarts} of {most}")
 
     def on_exit(self, process: ChildProcess) -> None:
         name = process.program.name

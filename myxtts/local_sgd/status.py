@@ -16,6 +16,7 @@ from myxtts.errors import ConfigError
 from myxtts.files import write_whole
 from myxtts.local_sgd.shards import CorpusShards, align_columns
 from myxtts.report.metrics import read_last_report
+from myxtts.report.overview import read_facts
 from myxtts.training.checkpoint_files import latest, step_of
 
 WARMSTART = "warmstart"
@@ -151,7 +152,7 @@ def stop_launcher(folder: Path) -> str:
 def status_report(folder: Path) -> str:
     """Describe the state of a run's launcher and jobs, for another terminal."""
     state = _require_state(folder)
-    launcher = "not running; resume with --resume"
+    launcher = "done" if state.stage == "done" else "not running; resume with --resume"
     if state.host != socket.gethostname():
         launcher = f"started on {state.host}; check there whether it is running"
     elif pid := _running_launcher(folder):
@@ -178,7 +179,8 @@ def read_progress(run: Path) -> dict[str, Any]:
 
 def progress_table(folder: Path, state: LauncherState) -> list[str]:
     """Return the lines of a table with the progress of warm start and jobs."""
-    rows = [("job", "state", "step", "loss", "steps/s", "ETA", "restarts")]
+    figures = ("step", "loss", "steps/s", "busy", "epoch", "ETA", "restarts", "process")
+    rows = [("job", "state", *figures)]
     for name, process in state.processes.items():
         if name == "merge":
             continue
@@ -189,6 +191,14 @@ def progress_table(folder: Path, state: LauncherState) -> list[str]:
             eta = format_duration(progress["remaining_s"])
         loss = f"{progress['loss']:.3f}" if progress.get("loss") is not None else "-"
         speed = f"{progress['steps_per_s']:.2f}" if progress.get("steps_per_s") else "-"
+        share = progress.get("accelerator_utilisation")
+        busy = f"{100 * share:.0f} %" if share is not None else "-"
+        epoch_steps = read_facts(folder / name).get("steps_per_epoch", 0)
+        epoch = "-"
+        if epoch_steps and progress.get("steps_per_s"):
+            epoch = format_duration(epoch_steps / progress["steps_per_s"])
         steps = f"{progress['step']} of {total}"
-        rows.append((name, process.state, steps, loss, speed, eta, str(process.restarts)))
+        pid = str(process.pid) if process.state == "running" else "-"
+        figures = (steps, loss, speed, busy, epoch, eta, str(process.restarts), pid)
+        rows.append((name, process.state, *figures))
     return align_columns(rows, words=2)

@@ -148,8 +148,9 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
         feed.stop_waiting_when(stop.due)
         if observer is not None:
             observer.watch(feed)
-        filled_s = feed.wait_until_full(config.data.model_start_delay, lambda: stop.requested)
-        log.info("feed           filled in %.1f s", filled_s)
+        delay_s = config.data.model_start_delay
+        waited_s = feed.wait_until_full(delay_s, lambda: stop.requested)
+        log.info("feed           %s", feed.describe(waited_s, delay_s))
 
         # Loop. The last checkpoint is on the disk before the run says how it went.
         clock = Clock(

@@ -268,6 +268,21 @@ class PipelineTest(PipelineCase):
         timeouts_s = [call.args[0] for call in waiting.wait_until_full.mock_calls]
         self.assertEqual(timeouts_s, [5.0, 3.0])
 
+    def test_the_log_says_how_many_batches_are_ready_where_the_wait_ended_first(self):
+        for of_feeds, waited_s, limit_s, expected in (
+            ([(3, 3)], 0.5, 2.0, "filled in 0.5 s"),
+            ([(3, 3)], 2.0, 2.0, "filled in 2.0 s"),
+            ([(0, 3)], 0.0, 0.0, "0 of 3 batches after 0.0 s (--model-start-delay)"),
+            ([(2, 3)], 2.0, 2.0, "2 of 3 batches after 2.0 s (--model-start-delay)"),
+            ([(3, 3), (1, 3)], 2.0, 2.0, "4 of 6 batches after 2.0 s (--model-start-delay)"),
+            # A stop was requested, or the source has failed.
+            ([(1, 3)], 0.5, 2.0, "1 of 3 batches after 0.5 s"),
+        ):
+            feeds = [[Mock(ready=ready, depth=depth)] for ready, depth in of_feeds]
+            routes = [Route(str(index), str(index)) for index in range(len(feeds))]
+            feed = ReplicaFeed(feeds, [[index] for index in range(len(feeds))], routes)
+            self.assertEqual(feed.describe(waited_s, limit_s), expected)
+
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
         for device, extractor in ((DATA, tts_extractor(0.2)), (MODEL, PLAIN)):
             operations = traced_once(device, extractor).graph.get_operations()

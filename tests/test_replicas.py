@@ -306,7 +306,13 @@ class RunTest(unittest.TestCase):
         begun = self.workspace.train("shared", *flags.split())
         self.assertEqual(begun.code, 0, begun.err)
         self.assertIn("replicated", begun.out)
-        self.assertIn("in 2 replicas", begun.out)
+        for line in (
+            r"model  .* float32 on /CPU:0 and /CPU:1",
+            r"step  .* in 2 replicas x 1 x 2 rows \(--batch-size is of each replica\)",
+            r"learning rate .* \(not scaled for 2 replicas: --scale-learning-rate\)",
+            r"tracing        the step on /CPU:0 and /CPU:1: .*",
+        ):
+            self.assertRegex(begun.out, rf"\n{line}\n")
         metadata = self.metadata("shared", 2)
         self.assertEqual((metadata["position"], metadata["replicas"]), ([0, 2, []], 2))
         ended = self.workspace.train("shared", "--batch-size", "2", "--max-steps", "4", "--resume")
@@ -371,3 +377,4 @@ class RunTest(unittest.TestCase):
         self.assertEqual(scaled.code, 0)
         first = read_metrics(self.workspace.run_dir("scaled") / "metrics.jsonl")[0]
         self.assertAlmostEqual(first["learning_rate"], 2 * TrainingConfig().learning_rate)
+        self.assertRegex(scaled.out, r"\nlearning rate .* \(scaled for 2 replicas\)\n")

@@ -95,9 +95,12 @@ class CompleteRun(Case):
             "traces         1 of the training step",
         ):
             self.assertIn(line + "\n", self.finished.out)
-        model = r"tts, tiny, 16 channels, 0 enc.* latents.*, [0-9,]+ parameters, float32"
+        model = r"tts, tiny, 16 channels, 0 enc.* latents.*, [0-9,]+ parameters, float32 on /CPU:1"
         self.assertRegex(self.finished.out, rf"\nmodel          {model}\n")
-        self.assertRegex(self.finished.out, r"\nfirst step     \d+\.\d s after the start\n")
+        tracing = "tracing        the step on /CPU:1: it takes seconds to minutes"
+        first = r"first step     \d+\.\d s after the start"
+        feed = r"feed           (filled in|\d of 3 batches after) .*"
+        self.assertRegex(self.finished.out, rf"\n{feed}\n{tracing}\n{first}\n")
         shares = r"wait \d+\.\d % \| pause \d+\.\d % \| [0-9.]+ (s|min) left"
         shares += r" \| (feed keeps up|bottleneck (read|produce), \d+ % of making a batch)"
         step = rf"\nstep      5 \| loss \d+\.\d{{3}} \| \d+\.\d steps/s \| {shares}\n"
@@ -412,6 +415,8 @@ class MinimalRun(Case):
         bounds = re.search(r"\nbuckets +(.*) s\n", self.finished.out)[1].split()
         self.assertGreater(len(bounds), 1)
         self.assertIn(f"traces         {len(bounds)} of the training step", self.finished.out)
+        shape = ", for one shape of batches (--enable-static-shapes): it takes seconds to minutes\n"
+        self.assertEqual(self.finished.out.count(shape), len(bounds))
 
 
 class ShippedConfigurations(Case):

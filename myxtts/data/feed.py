@@ -70,6 +70,16 @@ class Feed(Generic[Item]):
         return self._ended or not self._ready.empty()
 
     @property
+    def depth(self) -> int:
+        return self._ready.maxsize
+
+    @property
+    def ready(self) -> int:
+        """Number of items that wait for the consumer."""
+        with self._ready.mutex:
+            return sum(error is None for _, error in self._ready.queue)
+
+    @property
     def is_full(self) -> bool:
         """Whether the thread has nothing to do: the queue is full, or the iterable has ended."""
         return self._ended or self._ready.full() or not self._thread.is_alive()

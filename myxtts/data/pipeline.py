@@ -346,6 +346,14 @@ class ReplicaFeed:
             waited_s += feed.wait_until_full(timeout_s - waited_s, is_stopped)
         return waited_s
 
+    def describe(self, waited_s: float, timeout_s: float) -> str:
+        """Return what is ready after a wait for it to be full, as a part of the log."""
+        ready, depth = sum(feed.ready for feed in self._feeds), sum(f.depth for f in self._feeds)
+        if ready == depth:
+            return f"filled in {waited_s:.1f} s"
+        limit = " (--model-start-delay)" if waited_s >= timeout_s else ""
+        return f"{ready} of {depth} batches after {waited_s:.1f} s{limit}"
+
 
 def step_batches(feed: Iterable[ReplicaBatches]) -> Iterator[list[ReplicaBatches]]:
     """Yield the microbatches of one step after the other."""

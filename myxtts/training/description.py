@@ -67,20 +67,25 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     in_flight = training.gradient_accumulation + HANDED_OVER_AHEAD + 1
     on_model = 1 + HANDED_OVER_AHEAD
     depth = config.data.prefetch_buffer_size
+    scaling = ""
+    if (replicas := setup.replicas.count) > 1:
+        scaling = f" (not scaled for {replicas} replicas: --scale-learning-rate)"
+        if training.scale_learning_rate:
+            scaling = f" (scaled for {replicas} replicas)"
     return {
         "corpus": _describe_corpora(setup),
         "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
         "model": (
             f"{task_of(config).describe(config)}, {parameter_count(state.model):,} parameters,"
-            f" {precision}"
+            f" {precision} on {' and '.join(setup.replicas.devices)}"
         ),
         **setup.implementation_notes,
         "step": _describe_step(setup),
         "host memory": f"about {setup.memory}",
         "learning rate": (
             f"{schedule.learning_rate(0):.2g} at first, {peak:.2g} at most, "
-            f"{schedule.learning_rate(total - 1):.2g} at the end"
+            f"{schedule.learning_rate(total - 1):.2g} at the end{scaling}"
         ),
         "length": (
             f"{total} steps of {steps} an epoch ({total / steps:.1f} epochs), from step"
@@ -114,9 +119,10 @@ def _describe_step(setup: TrainingSetup) -> str:
     samples = setup.corpora.training.manifest.samples
     utterances = len(samples) / plan.steps_per_epoch
     audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / plan.steps_per_epoch
-    share, rows = "", plan.describe_rows()
+    share, rows, of_each = "", plan.describe_rows(), ""
     if not plan.shares and replicas > 1:
         share, rows = f"{replicas} replicas x ", rows.partition(" + ")[0]
+        of_each = " (--batch-size is of each replica)"
     elif replicas > 1:
         rows = f"({rows})"
     accumulation = setup.config.training.gradient_accumulation
@@ -124,7 +130,7 @@ def _describe_step(setup: TrainingSetup) -> str:
     segments = "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
     return (
         f"{utterances:.1f} utterances and {audio_s:.1f} audio seconds in {share}{accumulation} x"
-        f" {rows} rows{segments}"
+        f" {rows} rows{of_each}{segments}"
     )
 
 

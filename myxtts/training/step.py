@@ -1,5 +1,6 @@
 """One optimizer step: forward, loss, gradient, clip, apply. The same for every placement."""
 
+import logging
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ HOST = "/CPU:0"
 IDLE_STEPS = 4
 
 SKIPPED = "skipped_updates"  # metric: updates that a loss scale has skipped
+
+log = logging.getLogger(__name__)
 
 CONTROLS_SPEC = {
     "steps_done": tf.TensorSpec([], tf.int64),
@@ -167,6 +170,10 @@ class Step:
             shapes = tuple(spec.shape for spec in tf.nest.flatten(specs))
         key = function, shapes
         if key not in self._traced:
+            work = "the step" if function is self._finish else "the gradients of a microbatch"
+            each = ", for one shape of batches (--enable-static-shapes)" if shapes else ""
+            on = " and ".join(self._state.replicas.devices)
+            log.info("tracing        %s on %s%s: it takes seconds to minutes", work, on, each)
             controls = [CONTROLS_SPEC] if function is self._finish else []
             self._traced[key] = function.get_concrete_function(specs, *controls)
         return self._traced[key]

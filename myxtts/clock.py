@@ -1,5 +1,6 @@
 """Where the time of a run goes: steps, waits for batches, pauses, and producing."""
 
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -122,11 +123,17 @@ class Clock:
     `report` and `pause`, or work in flight is counted in the wrong place. `pauses_s` has the
     seconds of all pauses so far, by kind.
 
+    The time of a step, for the variation, is from the end of its call to the end of the next. On a
+    GPU a call ends when its work is queued. The times are the device's where as many steps are
+    queued at both ends: none after a wait for the device, and `most_queued` some steps later. Other
+    steps, and those that traced, are left out.
+
     Args:
         now: returns seconds of the same clock as the producer's times.
         replicas: of this process; each wait is for so many batches.
         timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the
             main thread did between waits and pauses.
+        most_queued: steps that the device may still have to do when the call of the next one ends.
     """
 
     def __init__(
@@ -135,8 +142,13 @@ class Clock:
         producers: int = 1,
         replicas: int = 1,
         timeline: Timeline | None = None,
+        most_queued: int = 0,
     ):
         self._now, self._producers, self._replicas = now, producers, replicas
+        self._most_queued = most_queued
+        self._queued = self._was_queued = -1  # at the end of the newest step, and of the one before
+        self._end_s = 0.0  # of the newest step, later by the pauses since
+        self._timed_steps, self._timed_s, self._squares = 0, 0.0, 0.0
         self._timeline = timeline or Timeline()
         self._start_s = self._busy_since_s = now()
         self._interval = Interval()
@@ -167,6 +179,8 @@ class Clock:
         end_s = self._now()
         self._interval.pause_s += end_s - start_s
         self.pauses_s[kind] += end_s - start_s
+        self._end_s += end_s - start_s
+        self.catch_up()
         self._pauses.append((start_s, end_s))
         self._record(kind, start_s, end_s)
 
@@ -180,7 +194,22 @@ class Clock:
         self._timeline.add(Span(MODEL, kind, start_s, end_s))
         self._busy_since_s = end_s
 
-    def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
+    def catch_up(self) -> None:
+        """Note that the device has done all steps that were queued."""
+        self._queued = -1
+
+    @property
+    def step_variation(self) -> float | None:
+        """Coefficient of variation of the times of steps; None for less than two."""
+        if self._timed_steps < 2:
+            return None
+        mean_s = self._timed_s / self._timed_steps
+        variance = max(self._squares / self._timed_steps - mean_s**2, 0.0)
+        return math.sqrt(variance) / max(mean_s, 1e-9)
+
+    def finish_step(
+        self, audio_s: float, padded_s: float, batches: Iterable[Times], has_traced: bool = False
+    ) -> None:
         """Count a step, given the seconds of speech of its batches, without and with padding, and
         the times of its batches, in order for each producer.
         """
@@ -191,6 +220,14 @@ class Clock:
         self._record_batches(batches)
         self._timeline.add(Span(MODEL, "step", self._busy_since_s, end_s, self._trained))
         self._busy_since_s = end_s
+        if has_traced:
+            self._queued = self._was_queued = -1
+        self._queued = min(self._queued + 1, self._most_queued)
+        if self._queued == self._was_queued:
+            self._timed_steps += 1
+            self._timed_s += end_s - self._end_s
+            self._squares += (end_s - self._end_s) ** 2
+        self._was_queued, self._end_s = self._queued, end_s
         interval.steps += 1
         interval.audio_s += audio_s
         interval.padded_s += padded_s
@@ -236,6 +273,7 @@ class Clock:
             self._pauses.pop()
         self._pauses.append((self._start_s, self._now()))
         reported = self._reported
+        self._was_queued = -1
         interval = self.report()
         self._reported = reported
         self.pauses_s[FIRST_STEP] += interval.busy_s
@@ -243,6 +281,7 @@ class Clock:
 
     def report(self) -> Interval:
         """Return the time since the last report, and start the next interval."""
+        self.catch_up()
         interval = self._ended()
         self._reported += interval
         self._interval = Interval()

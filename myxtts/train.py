@@ -154,7 +154,10 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
 
         # Loop. The last checkpoint is on the disk before the run says how it went.
         clock = Clock(
-            producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
+            producers=len(pipeline.producers),
+            replicas=len(replicas.routes),
+            timeline=timeline,
+            most_queued=setup.most_queued_steps,
         )
         if config.data.batch_shares == "auto":
             # First, so that the others know of the checkpoint that it asks for.
@@ -331,6 +334,9 @@ def log_times(setup: TrainingSetup, clock: Clock, started_s: float, hooks: Itera
     if total.steps:
         can_replicate = setup.config.training.compile != "xla"
         replicas, gpu_count = setup.replicas.count, setup.gpu_count
-        assessment = assess_run(total, setup.run.placement, replicas, gpu_count, can_replicate)
+        variation = clock.step_variation
+        assessment = assess_run(
+            total, variation, setup.run.placement, replicas, gpu_count, can_replicate
+        )
         bounds_s = [hook.bound_s for hook in hooks if isinstance(hook, DealShares)]
         log.info("grade          %s", replace(assessment, bound_s=next(iter(bounds_s), None)).line)

@@ -19,19 +19,30 @@ SINGLE = Assessment(40.0, stages(10.0, 0.0, 30.0), model_busy=0.75, data_busy=No
 
 
 class AssessmentTest(unittest.TestCase):
-    def test_grade_requires_both_limits(self):
-        for model_busy, step_variation, expected in (
-            (0.90, 0.1, "excellent"),
-            (0.95, 0.25, "good"),
-            (0.85, 0.1, "good"),
-            (0.80, 0.1, "minimum"),
-            (0.95, 0.39, "minimum"),
-            (0.95, 0.4, "below minimum"),
-            (0.79, 0.1, "below minimum"),
+    def test_grade_requires_all_limits_that_are_known(self):
+        for model_busy, data_busy, step_variation, expected in (
+            (0.91, 0.65, 0.19, "excellent"),
+            (0.91, 1.00, None, "excellent"),
+            (0.95, None, None, "excellent"),
+            (0.90, 0.65, 0.19, "good"),
+            (0.95, 0.60, 0.10, "good"),
+            (0.95, 0.65, 0.20, "good"),
+            (0.75, 0.65, 0.10, "minimum"),
+            (0.95, 0.45, 0.10, "minimum"),
+            (0.95, 0.65, 0.39, "minimum"),
+            (0.70, 0.65, 0.10, "below minimum"),
+            (0.95, 0.40, 0.10, "below minimum"),
+            (0.95, None, 0.40, "below minimum"),
         ):
-            self.assertEqual(grade(model_busy, step_variation), expected)
-        grade_text = replace(IDLE, step_variation=0.25).grade_text
-        self.assertEqual(grade_text, "good, since steps vary by 25 %")
+            self.assertEqual(grade(model_busy, data_busy, step_variation), expected)
+
+    def test_line_grades_each_figure(self):
+        line = replace(EQUAL, model_busy=0.75, data_busy=0.65, step_variation=0.25).line
+        expected = (
+            "minimum: model device busy 75 % (minimum), data device busy 65 % (excellent), steps"
+            " vary by 25 % (good); 2.00 x single"
+        )
+        self.assertTrue(line.startswith(expected), line)
 
     def test_dual_is_compared_with_single_and_with_two_replicas(self):
         self.assertEqual(IDLE.placements_s, {"single": 25.0, "dual": 24.0, "replicas": 12.5})
@@ -39,13 +50,14 @@ class AssessmentTest(unittest.TestCase):
 
     def test_idle_data_device_is_not_excellent_alone(self):
         """The model device is fed, but the second device gains next to nothing."""
-        self.assertEqual(IDLE.grade, "excellent")
+        self.assertEqual(IDLE.grade, "below minimum")
         replicas, single, work = IDLE.recommended
         self.assertEqual(replicas, "--model-gpus 0 1, if its all-reduce is short")
         self.assertTrue(single.startswith("single placement"))
         self.assertTrue(work.startswith("more work for the data device"))
         self.assertIn("1.04 x single, 0.52 x 2 replicas without their all-reduce.", IDLE.line)
-        self.assertIn("data device busy 4 % (target 40 to 60 %)", IDLE.line)
+        busy = "below minimum: model device busy 100 % (excellent), data device busy 4 % (below"
+        self.assertTrue(IDLE.line.startswith(busy), IDLE.line)
 
     def test_known_all_reduce_decides_between_replicas_and_dual(self):
         fast, slow = (replace(IDLE, all_reduce_s=seconds) for seconds in (3.0, 23.0))
@@ -116,7 +128,7 @@ def placement(settings: PlacementConfig, simulated=0, gpus=2) -> Placement:
 def run(placement: Placement, replicas=1, produce_s=100.0, **times) -> Assessment:
     """Return the assessment of 10 steps in 250 s."""
     total = Interval(steps=10, busy_s=250.0, produce_s=produce_s, **times)
-    return assess_run(total, placement, replicas, devices=2, can_replicate=True)
+    return assess_run(total, 0.125, placement, replicas, devices=2, can_replicate=True)
 
 
 class RunTest(unittest.TestCase):
@@ -148,9 +160,12 @@ class RunTest(unittest.TestCase):
         for settings, two in ((SPLIT, False), (DUAL, True), (ONE, False)):
             self.assertEqual(has_two_devices(placement(settings)), two)
 
-    def test_single_run_knows_its_producer_only_on_the_cpu(self):
-        self.assertEqual(run(placement(ONE)).mean_s, {})
+    def test_single_run_knows_its_producer_and_the_variation_of_steps_only_on_the_cpu(self):
+        unknown = run(placement(ONE))
+        self.assertEqual((unknown.mean_s, unknown.step_variation), ({}, None))
+        self.assertEqual(run(placement(DUAL)).step_variation, 0.125)
         assessed = run(placement(ONE, gpus=0))
+        self.assertEqual(assessed.step_variation, 0.125)
         # The device did one after the other.
         self.assertEqual(assessed.mean_s, stages(10.0, 0.0, 15.0))
         self.assertAlmostEqual(assessed.gains["dual"], 25 / 15)

@@ -146,6 +146,33 @@ class ClockTest(unittest.TestCase):
         ):
             self.assertEqual(Interval(1, 1.0, audio_s=1.0, **times).bottleneck, stage)
 
+    def test_the_variation_of_steps_leaves_out_pauses_and_steps_that_traced(self):
+        self.assertIsNone(self.clock.step_variation)
+        self.step(work_s=60.0)
+        self.clock.forget()
+        self.time.advance(9.0)
+        self.clock.finish_step(1.0, 1.0, (), has_traced=True)
+        for work_s in (1.0, 3.0, 1.0, 3.0):
+            self.step(work_s=0.75 * work_s, wait_s=0.25 * work_s)
+            self.pause("validation", 100.0)
+            self.clock.report()
+        self.assertAlmostEqual(self.clock.step_variation, 0.5)
+
+    def test_the_variation_of_steps_leaves_out_how_far_the_host_runs_ahead_of_a_gpu(self):
+        """The device takes 2 s a step, and the call of a step waits for the one three before it."""
+        for report_every, timed in ((1, 18), (10, 13), (20, 16)):
+            self.clock = Clock(self.time, most_queued=2)
+            done_s = [0.0, 0.0, 0.0]
+            for number in range(1, 21):
+                self.time.s = max(self.time.s, done_s[-3]) + 0.01
+                done_s.append(max(self.time.s, done_s[-1]) + 2.0)
+                self.clock.finish_step(1.0, 1.0, ())
+                if number == 1 or number % report_every == 0:
+                    self.time.s = max(self.time.s, done_s[-1])
+                    self.clock.forget() if number == 1 else self.clock.report()
+            self.assertLess(self.clock.step_variation, 0.01)
+            self.assertEqual(self.clock._timed_steps, timed)
+
     def test_default_clock_measures_real_time(self):
         clock = Clock()
         with clock.wait():

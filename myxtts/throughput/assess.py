@@ -21,11 +21,15 @@ from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 
 log = logging.getLogger(__name__)
 
-TARGETS = (("excellent", 0.90, 0.20), ("good", 0.85, 0.30), ("minimum", 0.80, 0.40))
-"""Grade, least utilisation of the model device, limit of the variation of the step's time."""
-
-# Of the data device: below, it gains little; above, long batches make the model wait.
-DATA_BUSY = (0.40, 0.60)
+TARGETS = (
+    ("excellent", 0.90, 0.60, 0.20),
+    ("good", 0.80, 0.50, 0.30),
+    ("minimum", 0.70, 0.40, 0.40),
+)
+"""Grade, what the utilisation of the model device and of the data device exceeds, and limit of the
+variation of the step's time.
+"""
+BELOW = "below minimum"
 
 # Above, the producer hardly ever finds the feed full.
 ALWAYS_BUSY = 0.95
@@ -47,12 +51,15 @@ WAIT_STEPS = 200
 UNEVEN_SHARE = 0.05
 
 
-def grade(model_busy: float, step_variation: float = 0.0) -> str:
-    """Return the best grade whose two limits are met; a run does not know the variation."""
-    for name, least_busy, variation in TARGETS:
-        if model_busy >= least_busy and step_variation < variation:
+def grade(
+    model_busy: float = 1.0, data_busy: float | None = None, step_variation: float | None = None
+) -> str:
+    """Return the best grade whose limits are all met; what is None has none."""
+    for name, model_above, data_above, variation_below in TARGETS:
+        is_fed = model_busy > model_above and (data_busy is None or data_busy > data_above)
+        if is_fed and (step_variation is None or step_variation < variation_below):
             return name
-    return "below minimum"
+    return BELOW
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Assessment:
         model_busy: utilisation of the model device.
         data_busy: utilisation of the data device, or the mean of several; None where one device
             makes batches and trains.
-        step_variation: coefficient of variation of the step's time; 0 where it is unknown.
+        step_variation: coefficient of variation of the step's time; None where it is unknown.
         all_reduce_s: A of two replicas; None where it was not measured.
         gpus: numbers of the data GPUs and the model GPU, or in single placement of the GPU and
             another one.
@@ -82,7 +89,7 @@ class Assessment:
     mean_s: Mapping[str, float]
     model_busy: float
     data_busy: float | None
-    step_variation: float = 0.0
+    step_variation: float | None = None
     all_reduce_s: float | None = None
     gpus: tuple[int, ...] = (0, 1)
     second_device: bool = True
@@ -92,15 +99,8 @@ class Assessment:
 
     @property
     def grade(self) -> str:
-        """How well the model device is fed."""
-        return grade(self.model_busy, self.step_variation)
-
-    @property
-    def grade_text(self) -> str:
-        """The grade, with the variation of the steps where they limit it."""
-        if self.grade == grade(self.model_busy):
-            return self.grade
-        return f"{self.grade}, since steps vary by {100 * self.step_variation:.0f} %"
+        """How well both devices are used."""
+        return grade(self.model_busy, self.data_busy, self.step_variation)
 
     @cached_property
     def _routes(self) -> dict[str, list[Route]]:
@@ -171,7 +171,7 @@ class Assessment:
         batch_s = max(self.mean_s["produce"] / producers, self.mean_s["transfer"])
         if TIE * batch_s > self.mean_s["step"]:
             changes.append("a larger --model-size, which is free until its step takes as long")
-        elif self.data_busy < DATA_BUSY[0]:
+        elif grade(data_busy=self.data_busy) == BELOW:
             changes.append("more work for the data device, such as augmentation")
         return changes
 
@@ -197,12 +197,15 @@ class Assessment:
 
     @property
     def line(self) -> str:
-        """The grade in one line, for the end of a profile and of a run."""
-        text = f"model device busy {100 * self.model_busy:.0f} % ({self.grade_text})"
+        """The grade in one line, for the end of a profile and of a run; each figure has its own."""
+        text = f"{self.grade}: model device busy {100 * self.model_busy:.0f} %"
+        text += f" ({grade(self.model_busy)})"
         if self.data_busy is not None:
-            low, high = DATA_BUSY
-            target = f"target {100 * low:.0f} to {100 * high:.0f} %"
-            text += f", data device busy {100 * self.data_busy:.0f} % ({target})"
+            of_data = grade(data_busy=self.data_busy)
+            text += f", data device busy {100 * self.data_busy:.0f} % ({of_data})"
+        if self.step_variation is not None:
+            of_steps = grade(step_variation=self.step_variation)
+            text += f", steps vary by {100 * self.step_variation:.0f} % ({of_steps})"
         if self.bound_s is not None:
             reached = f"{self.bound_s / self.interval_s:.0%}"
             text += f", {reached} of what these devices would do if none ever waited"
@@ -227,14 +230,20 @@ class Assessment:
 
 
 def assess_run(
-    total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool
+    total: Interval,
+    step_variation: float | None,
+    placement: Placement,
+    replicas: int,
+    devices: int,
+    can_replicate: bool,
 ) -> Assessment:
     """Assess a run from what its clock measured, without its first step.
 
     The loop waits for a batch only when the device has finished, so the rest of an interval is the
     step's time. It includes what a transfer takes longer than the step. On a GPU, the call of a
     step can wait unseen for a producer that never pauses; then the step's time is unknown. In
-    single placement on a GPU the producer does not synchronize, and its time is unknown. The
+    single placement on a GPU the producer does not synchronize, and its time is unknown; so is the
+    variation, since no copy between devices keeps the calls of steps in time with the GPU. The
     interval has a step or more, `replicas` are of all processes, and a placement may use `devices`.
     """
     route = placement.routes[0]
@@ -259,6 +268,7 @@ def assess_run(
         mean_s={} if is_unseen or replicas > 1 else means,
         model_busy=1.0 - total.wait_share,
         data_busy=data_busy,
+        step_variation=step_variation if route.is_between_devices or not placement.on_gpu else None,
         gpus=gpus_of(placement),
         second_device=devices > 1,
         can_replicate=can_replicate,

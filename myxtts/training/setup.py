@@ -26,7 +26,7 @@ from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary, frontend_of
-from myxtts.data.pipeline import Pipeline, held_out_pipeline
+from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, held_out_pipeline
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
@@ -355,6 +355,13 @@ class TrainingSetup:
     def between_devices(self) -> bool:
         """Whether batches travel from one device to another."""
         return any(route.is_between_devices for route in self.replicas.routes)
+
+    @property
+    def most_queued_steps(self) -> int:
+        """Steps that the model devices may still have to do when a step is queued: between GPUs its
+        features are copied behind the step that is three before it.
+        """
+        return HANDED_OVER_AHEAD if self.run.placement.on_gpu else 0
 
     @property
     def gpu_count(self) -> int:

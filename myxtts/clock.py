@@ -123,17 +123,16 @@ class Clock:
     `report` and `pause`, or work in flight is counted in the wrong place. `pauses_s` has the
     seconds of all pauses so far, by kind.
 
-    The time of a step, for the variation, is from the end of its call to the end of the next. On a
-    GPU a call ends when its work is queued. The times are the device's where as many steps are
-    queued at both ends: none after a wait for the device, and `most_queued` some steps later. Other
-    steps, and those that traced, are left out.
+    The variation is of the times between the ends of calls. On a GPU a call ends when its work is
+    queued, so these are the device's times only where as many steps are queued at both ends.
 
     Args:
         now: returns seconds of the same clock as the producer's times.
         replicas: of this process; each wait is for so many batches.
         timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the
             main thread did between waits and pauses.
-        most_queued: steps that the device may still have to do when the call of the next one ends.
+        most_queued: steps that the device may still have to do when the call of the next one ends;
+            inf if unknown.
     """
 
     def __init__(
@@ -142,13 +141,12 @@ class Clock:
         producers: int = 1,
         replicas: int = 1,
         timeline: Timeline | None = None,
-        most_queued: int = 0,
+        most_queued: float = 0,
     ):
         self._now, self._producers, self._replicas = now, producers, replicas
-        self._most_queued = most_queued
-        self._queued = self._was_queued = -1  # at the end of the newest step, and of the one before
+        self._most_queued, self._queued, self._was_queued = most_queued, -1.0, -1.0
         self._end_s = 0.0  # of the newest step, later by the pauses since
-        self._timed_steps, self._timed_s, self._squares = 0, 0.0, 0.0
+        self._step_times = (0, 0.0, 0.0)  # their number, sum and sum of squares
         self._timeline = timeline or Timeline()
         self._start_s = self._busy_since_s = now()
         self._interval = Interval()
@@ -196,16 +194,15 @@ class Clock:
 
     def catch_up(self) -> None:
         """Note that the device has done all steps that were queued."""
-        self._queued = -1
+        self._queued = -1.0
 
     @property
     def step_variation(self) -> float | None:
         """Coefficient of variation of the times of steps; None for less than two."""
-        if self._timed_steps < 2:
+        count, total_s, squares = self._step_times
+        if count < 2:
             return None
-        mean_s = self._timed_s / self._timed_steps
-        variance = max(self._squares / self._timed_steps - mean_s**2, 0.0)
-        return math.sqrt(variance) / max(mean_s, 1e-9)
+        return math.sqrt(max(count * squares / max(total_s, 1e-9) ** 2 - 1.0, 0.0))
 
     def finish_step(
         self, audio_s: float, padded_s: float, batches: Iterable[Times], has_traced: bool = False
@@ -221,12 +218,12 @@ class Clock:
         self._timeline.add(Span(MODEL, "step", self._busy_since_s, end_s, self._trained))
         self._busy_since_s = end_s
         if has_traced:
-            self._queued = self._was_queued = -1
-        self._queued = min(self._queued + 1, self._most_queued)
+            self._queued = self._was_queued = -1.0
+        self._queued = min(self._queued + 1.0, self._most_queued)
         if self._queued == self._was_queued:
-            self._timed_steps += 1
-            self._timed_s += end_s - self._end_s
-            self._squares += (end_s - self._end_s) ** 2
+            count, total_s, squares = self._step_times
+            step_s = end_s - self._end_s
+            self._step_times = (count + 1, total_s + step_s, squares + step_s**2)
         self._was_queued, self._end_s = self._queued, end_s
         interval.steps += 1
         interval.audio_s += audio_s
@@ -273,7 +270,7 @@ class Clock:
             self._pauses.pop()
         self._pauses.append((self._start_s, self._now()))
         reported = self._reported
-        self._was_queued = -1
+        self._was_queued = -1.0
         interval = self.report()
         self._reported = reported
         self.pauses_s[FIRST_STEP] += interval.busy_s

@@ -334,9 +334,8 @@ def log_times(setup: TrainingSetup, clock: Clock, started_s: float, hooks: Itera
     if total.steps:
         can_replicate = setup.config.training.compile != "xla"
         replicas, gpu_count = setup.replicas.count, setup.gpu_count
-        variation = clock.step_variation
-        assessment = assess_run(
-            total, variation, setup.run.placement, replicas, gpu_count, can_replicate
-        )
+        assessment = assess_run(total, setup.run.placement, replicas, gpu_count, can_replicate)
         bounds_s = [hook.bound_s for hook in hooks if isinstance(hook, DealShares)]
-        log.info("grade          %s", replace(assessment, bound_s=next(iter(bounds_s), None)).line)
+        assessment = replace(assessment, bound_s=next(iter(bounds_s), None))
+        assessment = replace(assessment, step_variation=clock.step_variation)
+        log.info("grade          %s", assessment.line)

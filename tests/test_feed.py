@@ -168,7 +168,7 @@ class FeedTest(unittest.TestCase):
         for batches, taken in ((ObservedSource(), 4), ((), 0), ((1, 2), 2), (broken(), 1)):
             with Feed(batches, 3) as feed:
                 self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
-                self.assertEqual((feed.ready, feed.depth), (min(taken, 3), 3))
+                self.assertEqual(feed.fill, (min(taken, 3), 3))
                 self.assertEqual(len(list(islice(feed, taken))), taken)
                 self.assertLess(feed.wait_until_full(TIMEOUT_S), TIMEOUT_S)
 

@@ -10,9 +10,11 @@ from myxtts.errors import PlacementError
 from myxtts.placement import gpu_memory
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory, limits_of, read_memory
 from myxtts.placement.routes import plan_routes
-from myxtts.throughput.profiler import gpu_usage
+from myxtts.throughput import gpu_usage
+from myxtts.throughput.gpu_usage import GpuUsage
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
+TIMEOUT_S = 60.0
 SPLIT = {"data_gpu": 0, "model_gpu": 0}
 
 
@@ -24,6 +26,8 @@ class FakeNvml:
 
     def __init__(self, *gpus):
         self.gpus = {gpu[0]: gpu for gpu in gpus}
+        # Readings of utilisation to come, of all GPUs in turn, and what is called at the last one.
+        self.percents, self.at_end = [], lambda: None
 
     def nvmlInit(self):
         if not self.gpus:
@@ -51,7 +55,15 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, handle):
         if handle.startswith("MIG"):
             raise self.NVMLError("Not Supported")
-        return SimpleNamespace(gpu=40)
+        percent = self.percents.pop(0)
+        if not self.percents:
+            self.at_end()
+        return SimpleNamespace(gpu=percent)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        if handle == "GPU-a":
+            raise self.NVMLError("Not Supported")
+        return 350_000
 
     def nvmlDeviceGetCudaComputeCapability(self, handle):
         return [self.gpus[handle][4], 0]
@@ -114,16 +126,53 @@ class ReadMemoryTest(unittest.TestCase):
 
 
 class UsageTest(unittest.TestCase):
-    def test_usage_is_read_of_each_gpu(self):
-        usage, reason = with_driver("1,0", gpu_usage, 0, 1)
-        b, a = ({"utilisation": 0.4, "memory_mib": mib} for mib in (559.0, 534.0))
-        self.assertEqual((usage, reason), ({0: b, 1: a}, ""))
+    def usage(self, visible: str, gpus: tuple[int, ...], *passes: list[int]) -> GpuUsage:
+        """Return what is known after passes with such readings, of all GPUs in turn."""
+        driver = FakeNvml(L4, H100, MIG)
+        with (
+            mock.patch.dict(sys.modules, pynvml=driver),
+            mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=visible),
+            mock.patch.dict("os.environ", CUDA_DEVICE_ORDER="PCI_BUS_ID"),
+            mock.patch.object(gpu_usage, "PERIOD_S", 0.0),
+        ):
+            usage = GpuUsage(gpus)
+            driver.at_end = lambda: usage._ended.set()
+            for driver.percents in passes:
+                with usage:
+                    usage._thread.join(TIMEOUT_S)
+        return usage
+
+    def test_usage_is_read_during_each_pass_and_its_least_busy_second_is_known(self):
+        # GPU 0 is the driver's second one. The last readings of the first pass fill no second.
+        first = [90, 10] * 5 + [50, 20, 70, 20, 60, 20, 60, 20, 60, 20] + [0, 0]
+        usage = self.usage("1,0", (0, 1), first, [75, 15])
+        b, a = usage.figures().values()
+        self.assertEqual(usage.reason, "")
+        expected = {"utilisation": (0.9 + 0.6 + 0.75) / 3, "least_utilisation": 0.6}
+        expected |= {"memory_mib": 559.0, "watts": 350.0}
+        self.assert_close(b, expected)
+        expected = {"utilisation": 0.15, "least_utilisation": 0.1, "memory_mib": 534.0}
+        self.assert_close(a, expected | {"watts": 0.0})
+
+    def assert_close(self, actual: dict[str, float], expected: dict[str, float]):
+        self.assertEqual(set(actual), set(expected))
+        for name, value in expected.items():
+            self.assertAlmostEqual(actual[name], value, msg=name)
 
     def test_without_usage_there_is_a_reason(self):
-        # Parts of a GPU have none.
-        actual = with_driver("0,MIG-c", gpu_usage, 0, 1)
-        self.assertEqual(actual, ({}, "the driver reports: Not Supported"))
-        self.assertEqual(gpu_usage([]), ({}, "the model is not on a GPU"))
+        for visible, gpus, reason in (
+            ("0,MIG-c", (0, 1), "Not Supported"),  # parts of a GPU have none
+            ("0", (0, 1), "the driver reports: CUDA has 1 GPUs, but not GPU 1"),
+            ("0", (), "the model is not on a GPU"),
+        ):
+            usage = self.usage(visible, gpus, [40])
+            self.assertEqual((usage.figures(), usage.reason), ({}, reason))
+        with mock.patch.dict(sys.modules, pynvml=None):
+            usage = GpuUsage([0])
+            with usage:
+                pass
+        self.assertEqual(usage.figures(), {})
+        self.assertIn("pip install nvidia-ml-py", usage.reason)
 
 
 class LimitsTest(unittest.TestCase):

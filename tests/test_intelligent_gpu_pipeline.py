@@ -278,7 +278,7 @@ class PipelineTest(PipelineCase):
             # A stop was requested, or the source has failed.
             ([(1, 3)], 0.5, 2.0, "1 of 3 batches after 0.5 s"),
         ):
-            feeds = [[Mock(ready=ready, depth=depth)] for ready, depth in of_feeds]
+            feeds = [[Mock(fill=fill)] for fill in of_feeds]
             routes = [Route(str(index), str(index)) for index in range(len(feeds))]
             feed = ReplicaFeed(feeds, [[index] for index in range(len(feeds))], routes)
             self.assertEqual(feed.describe(waited_s, limit_s), expected)

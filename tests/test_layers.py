@@ -44,7 +44,7 @@ errors clock machine terminal stores config distributed.processes distributed.cl
 distributed.rendezvous distributed.launcher placement.routes placement.gpu_memory report.page
 audio.format text data.manifest data.batch_plan data.dataset tasks.registry
 training.checkpoint_files training.runs throughput.assess throughput.auto
-throughput.model throughput.planner synthesis.speech_file
+throughput.gpu_usage throughput.model throughput.planner synthesis.speech_file
 synthesis.spoken_text synthesis.page serving.speakers serving.run_speaker serving.sound
 local_sgd.launcher local_sgd.merge local_sgd.status local_sgd.shards commands __main__
 """.split()

@@ -141,6 +141,24 @@ class AnalysisTest(unittest.TestCase):
         self.assertAlmostEqual(assessment.placements_s["replicas"], longer * 0.7)
         self.assertIsNone(profiler.assess_profile(measured(settings=SINGLE)).data_busy)
 
+    def test_usage_by_the_driver_is_a_line_for_each_gpu_or_the_reason_why_there_is_none(self):
+        known = {"utilisation": 0.9, "least_utilisation": 0.5, "memory_mib": 2048.0, "watts": 0.0}
+        for figures, reason, expected in (
+            ({}, "no driver", ["GPUs           no usage from the driver: no driver"]),
+            (
+                {0: known, 1: known | {"watts": 312.0}},
+                "",
+                [
+                    "GPU 0          90% busy, 50% in the least busy second, 2048 MiB",
+                    "GPU 1          90% busy, 50% in the least busy second, 312 W, 2048 MiB",
+                ],
+            ),
+        ):
+            usage = SimpleNamespace(figures=lambda figures=figures: figures, reason=reason)
+            rows = [*profiler.usage_rows(usage)]
+            self.assertEqual([row.line for row in rows if row.text], expected)
+            self.assertEqual(rows[-1].figures["gpu_usage"], figures)
+
 
 class RecommendationTest(unittest.TestCase):
     """Recommended flags and their gain in a simulation of the pipeline."""
@@ -180,8 +198,9 @@ class RecommendationTest(unittest.TestCase):
         self.assertEqual(self.gains(untraced_s=(1.0, 4.0), **times), {})
 
     def test_dual_placement_that_uses_both_devices_is_left_as_it_is(self):
-        # 40 % busy.
-        report = report_of(measured(traced=(PRODUCED,), all_reduce_s=9.0))
+        # 42 % busy, where 40 % is too little.
+        busier = PRODUCED._replace(spans=[span._replace(end_s=0.26) for span in PRODUCED.spans])
+        report = report_of(measured(traced=(busier,), all_reduce_s=9.0))
         self.assertIn("recommended    nothing", report)
         self.assertTrue(report.endswith(" Recommended: this placement."), report)
 

@@ -70,14 +70,10 @@ class Feed(Generic[Item]):
         return self._ended or not self._ready.empty()
 
     @property
-    def depth(self) -> int:
-        return self._ready.maxsize
-
-    @property
-    def ready(self) -> int:
-        """Number of items that wait for the consumer."""
+    def fill(self) -> tuple[int, int]:
+        """The items that wait for the consumer, and how many there can be."""
         with self._ready.mutex:
-            return sum(error is None for _, error in self._ready.queue)
+            return sum(error is None for _, error in self._ready.queue), self._ready.maxsize
 
     @property
     def is_full(self) -> bool:

@@ -348,7 +348,7 @@ class ReplicaFeed:
 
     def describe(self, waited_s: float, timeout_s: float) -> str:
         """Return what is ready after a wait for it to be full, as a part of the log."""
-        ready, depth = sum(feed.ready for feed in self._feeds), sum(f.depth for f in self._feeds)
+        ready, depth = map(sum, zip(*(feed.fill for feed in self._feeds), strict=True))
         if ready == depth:
             return f"filled in {waited_s:.1f} s"
         limit = " (--model-start-delay)" if waited_s >= timeout_s else ""

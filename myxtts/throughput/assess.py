@@ -21,15 +21,11 @@ from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 
 log = logging.getLogger(__name__)
 
-TARGETS = (
-    ("excellent", 0.90, 0.60, 0.20),
-    ("good", 0.80, 0.50, 0.30),
-    ("minimum", 0.70, 0.40, 0.40),
-)
-"""Grade, what the utilisation of the model device and of the data device exceeds, and limit of the
-variation of the step's time.
-"""
+TARGETS = (("excellent", 0.9, 0.6, 0.2), ("good", 0.8, 0.5, 0.3), ("minimum", 0.7, 0.4, 0.4))
+"""Grade, what the model device's and the data device's utilisation exceed, limit of variation."""
 BELOW = "below minimum"
+GRADED = {"model_busy": "model device busy", "data_busy": "data device busy"}
+GRADED["step_variation"] = "steps vary by"
 
 # Above, the producer hardly ever finds the feed full.
 ALWAYS_BUSY = 0.95
@@ -198,14 +194,12 @@ class Assessment:
     @property
     def line(self) -> str:
         """The grade in one line, for the end of a profile and of a run; each figure has its own."""
-        text = f"{self.grade}: model device busy {100 * self.model_busy:.0f} %"
-        text += f" ({grade(self.model_busy)})"
-        if self.data_busy is not None:
-            of_data = grade(data_busy=self.data_busy)
-            text += f", data device busy {100 * self.data_busy:.0f} % ({of_data})"
-        if self.step_variation is not None:
-            of_steps = grade(step_variation=self.step_variation)
-            text += f", steps vary by {100 * self.step_variation:.0f} % ({of_steps})"
+        graded = [
+            f"{words} {100 * value:.0f} % ({grade(**{name: value})})"
+            for name, words in GRADED.items()
+            if (value := getattr(self, name)) is not None
+        ]
+        text = f"{self.grade}: {', '.join(graded)}"
         if self.bound_s is not None:
             reached = f"{self.bound_s / self.interval_s:.0%}"
             text += f", {reached} of what these devices would do if none ever waited"
@@ -230,20 +224,14 @@ class Assessment:
 
 
 def assess_run(
-    total: Interval,
-    step_variation: float | None,
-    placement: Placement,
-    replicas: int,
-    devices: int,
-    can_replicate: bool,
+    total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool
 ) -> Assessment:
     """Assess a run from what its clock measured, without its first step.
 
     The loop waits for a batch only when the device has finished, so the rest of an interval is the
     step's time. It includes what a transfer takes longer than the step. On a GPU, the call of a
     step can wait unseen for a producer that never pauses; then the step's time is unknown. In
-    single placement on a GPU the producer does not synchronize, and its time is unknown; so is the
-    variation, since no copy between devices keeps the calls of steps in time with the GPU. The
+    single placement on a GPU the producer does not synchronize, and its time is unknown. The
     interval has a step or more, `replicas` are of all processes, and a placement may use `devices`.
     """
     route = placement.routes[0]
@@ -268,7 +256,6 @@ def assess_run(
         mean_s={} if is_unseen or replicas > 1 else means,
         model_busy=1.0 - total.wait_share,
         data_busy=data_busy,
-        step_variation=step_variation if route.is_between_devices or not placement.on_gpu else None,
         gpus=gpus_of(placement),
         second_device=devices > 1,
         can_replicate=can_replicate,

@@ -6,8 +6,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,10 +56,11 @@ SampleBatches = dict[int, list[Batch]]
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """A run of one replica before its first step."""
+    """A run of one replica before its first step; `watch` is entered around measured steps."""
 
     setup: TrainingSetup
     step: Step
+    watch: AbstractContextManager[object] = field(default_factory=nullcontext)
 
     @property
     def placement(self) -> Placement:
@@ -401,7 +402,8 @@ def _run_together(
     )
     with pipeline.open_feed(Pass()) as feed:
         train_steps(run.setup, step, feed, schedule, WARM_UP - 1)
-        return train_steps(run.setup, step, feed, schedule, 1 + steps, timeline)
+        with run.watch:
+            return train_steps(run.setup, step, feed, schedule, 1 + steps, timeline)
 
 
 def train_steps(

@@ -14,9 +14,9 @@ import numpy as np
 
 from myxtts.clock import Span
 from myxtts.config.schema import Config, DataConfig
-from myxtts.placement.gpu_memory import DriverUnavailable, ask_driver
 from myxtts.placement.routes import Placement, Route
 from myxtts.throughput import assess, measure
+from myxtts.throughput.gpu_usage import GpuUsage
 from myxtts.throughput.model import STAGES, QueueDepths, StageTimes, simulate
 from myxtts.throughput.planner import coefficient_of_variation
 
@@ -138,12 +138,14 @@ def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list
     setup = run.setup
     pipeline = setup.training_pipeline(synchronize=setup.between_devices)
     window = measure.measurement_window(pipeline, steps)
-    log.info("%-14s each stage in isolation; the step is traced first", "measuring")
+    log.info("%-14s each stage in isolation", "measuring")
     isolated, _ = measure.measure_isolated(run, pipeline, window)
     produce_without_teacher_s = measure.time_producing_without_teacher(pipeline, window)
     traced_pipeline = setup.training_pipeline(synchronize=True)
     on_gpu = run.placement.on_gpu
     gpus = [device.physical for device in run.placement.devices if device.physical is not None]
+    usage = GpuUsage(gpus if on_gpu else [])
+    run = replace(run, watch=usage)
     untraced_s = []
     traced = []
     for number in range(1, RUNS + 1):
@@ -151,7 +153,6 @@ def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list
             "%-14s all stages together, %d steps, pass %d of %d", "measuring", steps, number, RUNS
         )
         untraced_s.append(measure.run_untraced(run, pipeline, steps))
-        usage, reason = gpu_usage(gpus if on_gpu else [])
         traced.append(measure.run_traced(run, traced_pipeline, steps))
     all_reduce_s = None
     if assess.has_two_devices(run.placement):
@@ -169,37 +170,23 @@ def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list
         produce_without_teacher_s=produce_without_teacher_s,
     )
     rows = [Row("traces", "{step_traces} of the step", step_traces=run.step.traces)]
-    for gpu, figures in usage.items():
-        text = "{utilisation:.0%} busy at the end of a pass, {memory_mib:.0f} MiB"
-        rows.append(Row(f"GPU {gpu}", text.format(**figures)))
-    text = f"no usage from the driver: {reason}" if reason else ""
-    rows.append(Row("GPUs", text, gpu_usage=usage, no_usage_reason=reason))
     note = (
         "these devices share the cores of one CPU. A stage in isolation has all cores, so the"
         " ceiling is higher than all stages together can reach"
     )
+    rows += usage_rows(usage)
     return measurement, [*rows, Row("note", "" if on_gpu else note, shares_cores=not on_gpu)]
 
 
-def gpu_usage(gpus: Sequence[int]) -> tuple[dict[int, dict[str, float]], str]:
-    """Return how busy each GPU was in the last second or less and its used memory in MiB, by the
-    driver (NVML); or nothing, and why.
-
-    Args:
-        gpus: physical indices, as TensorFlow numbers them.
-    """
-
-    def usage(nvml: Any, handle: Any) -> dict[str, float]:
-        utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        memory_mib = nvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20
-        return {"utilisation": utilisation, "memory_mib": memory_mib}
-
-    if not gpus:
-        return {}, "the model is not on a GPU"
-    try:
-        return dict(zip(gpus, ask_driver(gpus, usage), strict=True)), ""
-    except DriverUnavailable as error:
-        return {}, str(error)
+def usage_rows(usage: GpuUsage) -> Iterator[Row]:
+    """Yield how busy each GPU was in the measured passes, or why it is unknown."""
+    figures = usage.figures()
+    for gpu, of_gpu in figures.items():
+        text = "{utilisation:.0%} busy, {least_utilisation:.0%} in the least busy second"
+        text += ", {watts:.0f} W" if of_gpu["watts"] else ""
+        yield Row(f"GPU {gpu}", f"{text}, {{memory_mib:.0f}} MiB".format(**of_gpu))
+    text = f"no usage from the driver: {usage.reason}" if usage.reason else ""
+    yield Row("GPUs", text, gpu_usage=figures, no_usage_reason=usage.reason)
 
 
 def analyze(measurement: Measurement, data: DataConfig) -> list[Row]:

@@ -8,6 +8,7 @@ Training, the profiler and the preflight open a run in this way. Each stage need
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -357,11 +358,11 @@ class TrainingSetup:
         return any(route.is_between_devices for route in self.replicas.routes)
 
     @property
-    def most_queued_steps(self) -> int:
-        """Steps that the model devices may still have to do when a step is queued: between GPUs its
-        features are copied behind the step that is three before it.
-        """
-        return HANDED_OVER_AHEAD if self.run.placement.on_gpu else 0
+    def most_queued_steps(self) -> float:
+        """See `Clock`. Between GPUs, features are copied behind the step that is three before."""
+        if not self.run.placement.on_gpu:
+            return 0.0
+        return HANDED_OVER_AHEAD if self.between_devices else math.inf
 
     @property
     def gpu_count(self) -> int:

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from statistics import fmean, pstdev
 from typing import NamedTuple
 
 # The pause in which the step is traced; it does not recur, so no rate includes it.
@@ -59,6 +60,30 @@ class Timeline:
     def newest(self) -> list[Span]:
         with self._lock:
             return list(self._spans)
+
+
+def step_variation(spans: Iterable[Span], traced_s: float, ahead: int) -> float | None:
+    """Return the coefficient of variation of the time of a step, from the end of its call to the
+    end of the next, without pauses; None for less than two steps.
+
+    Args:
+        traced_s: when TensorFlow last traced a step, which does not recur.
+        ahead: steps that the host may be ahead of a GPU. It waits for it before a pause, so as many
+            calls after one are shorter than their steps, and are left out.
+    """
+    times_s: list[float] = []
+    number, end_s, pause_s, since_pause = 0, -math.inf, 0.0, 0
+    for span in spans:
+        if span.lane != MODEL:
+            continue
+        if span.kind not in ("step", "wait"):
+            pause_s, since_pause = pause_s + span.end_s - span.start_s, 0
+        # What follows a step up to the next wait has its number.
+        elif span.kind == "step" and span.number > number:
+            if end_s > traced_s and since_pause >= ahead:
+                times_s.append(span.end_s - end_s - pause_s)
+            number, end_s, pause_s, since_pause = span.number, span.end_s, 0.0, since_pause + 1
+    return pstdev(times_s) / fmean(times_s) if len(times_s) > 1 else None
 
 
 @dataclass
@@ -123,16 +148,11 @@ class Clock:
     `report` and `pause`, or work in flight is counted in the wrong place. `pauses_s` has the
     seconds of all pauses so far, by kind.
 
-    The variation is of the times between the ends of calls. On a GPU a call ends when its work is
-    queued, so these are the device's times only where as many steps are queued at both ends.
-
     Args:
         now: returns seconds of the same clock as the producer's times.
         replicas: of this process; each wait is for so many batches.
         timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the
             main thread did between waits and pauses.
-        most_queued: steps that the device may still have to do when the call of the next one ends;
-            inf if unknown.
     """
 
     def __init__(
@@ -141,13 +161,9 @@ class Clock:
         producers: int = 1,
         replicas: int = 1,
         timeline: Timeline | None = None,
-        most_queued: float = 0,
     ):
         self._now, self._producers, self._replicas = now, producers, replicas
-        self._most_queued, self._queued, self._was_queued = most_queued, -1.0, -1.0
-        self._end_s = 0.0  # of the newest step, later by the pauses since
-        self._step_times = (0, 0.0, 0.0)  # their number, sum and sum of squares
-        self._timeline = timeline or Timeline()
+        self.timeline = timeline or Timeline()
         self._start_s = self._busy_since_s = now()
         self._interval = Interval()
         self._reported = Interval()
@@ -177,8 +193,6 @@ class Clock:
         end_s = self._now()
         self._interval.pause_s += end_s - start_s
         self.pauses_s[kind] += end_s - start_s
-        self._end_s += end_s - start_s
-        self.catch_up()
         self._pauses.append((start_s, end_s))
         self._record(kind, start_s, end_s)
 
@@ -188,25 +202,11 @@ class Clock:
             return
         # What the main thread did before its first step belongs to no step.
         if self._trained and start_s - self._busy_since_s >= SHORTEST_SPAN_S:
-            self._timeline.add(Span(MODEL, "step", self._busy_since_s, start_s, self._trained))
-        self._timeline.add(Span(MODEL, kind, start_s, end_s))
+            self.timeline.add(Span(MODEL, "step", self._busy_since_s, start_s, self._trained))
+        self.timeline.add(Span(MODEL, kind, start_s, end_s))
         self._busy_since_s = end_s
 
-    def catch_up(self) -> None:
-        """Note that the device has done all steps that were queued."""
-        self._queued = -1.0
-
-    @property
-    def step_variation(self) -> float | None:
-        """Coefficient of variation of the times of steps; None for less than two."""
-        count, total_s, squares = self._step_times
-        if count < 2:
-            return None
-        return math.sqrt(max(count * squares / max(total_s, 1e-9) ** 2 - 1.0, 0.0))
-
-    def finish_step(
-        self, audio_s: float, padded_s: float, batches: Iterable[Times], has_traced: bool = False
-    ) -> None:
+    def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
         """Count a step, given the seconds of speech of its batches, without and with padding, and
         the times of its batches, in order for each producer.
         """
@@ -215,16 +215,8 @@ class Clock:
         interval = self._interval
         end_s = self._now()
         self._record_batches(batches)
-        self._timeline.add(Span(MODEL, "step", self._busy_since_s, end_s, self._trained))
+        self.timeline.add(Span(MODEL, "step", self._busy_since_s, end_s, self._trained))
         self._busy_since_s = end_s
-        if has_traced:
-            self._queued = self._was_queued = -1.0
-        self._queued = min(self._queued + 1.0, self._most_queued)
-        if self._queued == self._was_queued:
-            count, total_s, squares = self._step_times
-            step_s = end_s - self._end_s
-            self._step_times = (count + 1, total_s + step_s, squares + step_s**2)
-        self._was_queued, self._end_s = self._queued, end_s
         interval.steps += 1
         interval.audio_s += audio_s
         interval.padded_s += padded_s
@@ -253,7 +245,7 @@ class Clock:
                     return
                 self._trained, taken_s = self._takes.popleft()
             lane, number = times.producer, self._trained
-            self._timeline.add(
+            self.timeline.add(
                 Span(lane, "read", times.began_s, times.read_s, number),
                 Span(lane, "produce", times.read_s, times.produced_s, number),
                 Span(lane, "feed", times.produced_s, taken_s, number),
@@ -270,7 +262,6 @@ class Clock:
             self._pauses.pop()
         self._pauses.append((self._start_s, self._now()))
         reported = self._reported
-        self._was_queued = -1.0
         interval = self.report()
         self._reported = reported
         self.pauses_s[FIRST_STEP] += interval.busy_s
@@ -278,7 +269,6 @@ class Clock:
 
     def report(self) -> Interval:
         """Return the time since the last report, and start the next interval."""
-        self.catch_up()
         interval = self._ended()
         self._reported += interval
         self._interval = Interval()

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from myxtts.clock import Clock, Timeline
+from myxtts.clock import Clock, Timeline, step_variation
 from myxtts.config.checks import check_worker_count
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER
+from myxtts.data.pipeline import HANDED_OVER_AHEAD
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.errors import ConfigError
 from myxtts.files import write_json, write_whole
@@ -154,10 +155,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
 
         # Loop. The last checkpoint is on the disk before the run says how it went.
         clock = Clock(
-            producers=len(pipeline.producers),
-            replicas=len(replicas.routes),
-            timeline=timeline,
-            most_queued=setup.most_queued_steps,
+            producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
         )
         if config.data.batch_shares == "auto":
             # First, so that the others know of the checkpoint that it asks for.
@@ -171,7 +169,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
                 checkpoints.finish()
             if checkpoints.best is not None:
                 log.info("best           %s", checkpoints.best_line)
-            log_times(setup, clock, started_s, hooks)
+            log_times(setup, clock, started_s, hooks, step.traced_s)
             if alignment.line:
                 log.info("alignment      %s", alignment.line)
 
@@ -325,7 +323,9 @@ def log_stop(stop: StopRequest, step: int) -> None:
     log.info("stopped        by %s at step %d, after a checkpoint; %s", stop.name, step, resume)
 
 
-def log_times(setup: TrainingSetup, clock: Clock, started_s: float, hooks: Iterable[Hook]) -> None:
+def log_times(
+    setup: TrainingSetup, clock: Clock, started_s: float, hooks: Iterable[Hook], traced_s: float
+) -> None:
     """Log where the time of the run went, and how its placement was used."""
     total = clock.total()
     elapsed_s = time.perf_counter() - started_s
@@ -337,5 +337,11 @@ def log_times(setup: TrainingSetup, clock: Clock, started_s: float, hooks: Itera
         assessment = assess_run(total, setup.run.placement, replicas, gpu_count, can_replicate)
         bounds_s = [hook.bound_s for hook in hooks if isinstance(hook, DealShares)]
         assessment = replace(assessment, bound_s=next(iter(bounds_s), None))
-        assessment = replace(assessment, step_variation=clock.step_variation)
+        # Between GPUs a copy keeps the host in time: that for a step waits for the step three
+        # before. On a single GPU nothing does, and the times of calls are not those of steps.
+        on_gpu = setup.run.placement.on_gpu
+        if setup.between_devices or not on_gpu:
+            ahead = HANDED_OVER_AHEAD + 1 if on_gpu else 0
+            variation = step_variation(clock.timeline.newest(), traced_s, ahead)
+            assessment = replace(assessment, step_variation=variation)
         log.info("grade          %s", assessment.line)

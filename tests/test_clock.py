@@ -1,10 +1,9 @@
 """Step, wait and pause times with an injected clock, and warnings about long waits."""
 
 import logging
-import math
 import unittest
 
-from myxtts.clock import Clock, Interval, Timeline, Times, format_duration
+from myxtts.clock import Clock, Interval, Timeline, Times, format_duration, step_variation
 from myxtts.config.schema import DataConfig
 from myxtts.report.reporter import time_line
 from myxtts.throughput.assess import InputBoundWarning, candidates, flags_of
@@ -147,36 +146,32 @@ class ClockTest(unittest.TestCase):
         ):
             self.assertEqual(Interval(1, 1.0, audio_s=1.0, **times).bottleneck, stage)
 
-    def test_the_variation_of_steps_leaves_out_pauses_and_steps_that_traced(self):
-        self.assertIsNone(self.clock.step_variation)
-        self.step(work_s=60.0)
-        self.clock.forget()
-        self.time.advance(9.0)
-        self.clock.finish_step(1.0, 1.0, (), has_traced=True)
-        for work_s in (1.0, 3.0, 1.0, 3.0):
-            self.step(work_s=0.75 * work_s, wait_s=0.25 * work_s)
+    def test_the_variation_of_steps_leaves_out_pauses_and_what_traced(self):
+        timeline = Timeline()
+        self.clock = Clock(self.time, timeline=timeline)
+        for work_s in (60.0, 1.0, 3.0, 1.0, 3.0, 2.0):
+            self.step(0.25 * work_s, 0.75 * work_s, batches=[Times(0.0, 0.0, 0.0)])
+            traced_s = 1_050.0
             self.pause("validation", 100.0)
-            self.clock.report()
-        self.assertAlmostEqual(self.clock.step_variation, 0.5)
+            self.time.advance(0.25)
+        variation = step_variation(timeline.newest(), traced_s, ahead=0)
+        # Of 1.25, 3.25, 1.25, 3.25 and 2.25 s: what is done between two steps belongs to a step.
+        self.assertAlmostEqual(variation, 0.8**0.5 / 2.25)
+        self.assertIsNone(step_variation(timeline.newest(), self.time(), ahead=0))
 
     def test_the_variation_of_steps_leaves_out_how_far_the_host_runs_ahead_of_a_gpu(self):
         """The device takes 2 s a step, and the call of a step waits for the one three before it."""
-        for most_queued, report_every, timed in (
-            *((2, 1, 18), (2, 10, 13), (2, 20, 16)),
-            # Where no copy keeps the host in time with the device, only a wait for it does.
-            *((math.inf, 1, 18), (math.inf, 20, 0)),
-        ):
-            self.clock = Clock(self.time, most_queued=most_queued)
-            done_s = [0.0, 0.0, 0.0]
-            for number in range(1, 21):
-                self.time.s = max(self.time.s, done_s[-3]) + 0.01
-                done_s.append(max(self.time.s, done_s[-1]) + 2.0)
-                self.clock.finish_step(1.0, 1.0, ())
-                if number == 1 or number % report_every == 0:
-                    self.time.s = max(self.time.s, done_s[-1])
-                    self.clock.forget() if number == 1 else self.clock.report()
-            self.assertLess(self.clock.step_variation or 0.0, 0.01)
-            self.assertEqual(self.clock._step_times[0], timed)
+        timeline, done_s = Timeline(), [1_000.0] * 3
+        self.clock = Clock(self.time, timeline=timeline)
+        for number in range(1, 21):
+            self.step(0.0, max(done_s[-3] - self.time.s, 0.0) + 0.01, batches=[Times(0, 0, 0)])
+            done_s.append(max(self.time.s, done_s[-1]) + 2.0)
+            if number % 10 == 0:
+                self.time.s = max(self.time.s, done_s[-1])
+                self.pause("reports", 1.0)
+        spans = timeline.newest()
+        self.assertLess(step_variation(spans, 0.0, ahead=3), 0.01)
+        self.assertGreater(step_variation(spans, 0.0, ahead=0), 0.5)
 
     def test_default_clock_measures_real_time(self):
         clock = Clock()

@@ -86,8 +86,6 @@ class CountingFeed:
 class CountingStep:
     """A step whose outcome is its number, and what hands batches over; it records all calls."""
 
-    traces = 1
-
     def __init__(self):
         self.calls, self.hand_over = [], self
 
@@ -136,8 +134,8 @@ class DelayedObserver:
 
 
 class NoTimes(Clock):
-    def finish_step(self, audio_s, padded_s, batches, has_traced):
-        super().finish_step(audio_s, padded_s, (), has_traced)
+    def finish_step(self, audio_s, padded_s, batches):
+        super().finish_step(audio_s, padded_s, ())
 
 
 class LoopTest(unittest.TestCase):
@@ -341,7 +339,7 @@ class LoopTest(unittest.TestCase):
     def test_an_error_within_an_update_saves_nothing(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         for error, raised in ((full, loop.StepOutOfMemory), (ValueError("defect"), ValueError)):
-            self.step = mock.Mock(wraps=self.step, traces=1, side_effect=[1, error])
+            self.step = mock.Mock(wraps=self.step, side_effect=[1, error])
             self.step.left_unchanged = mock.Mock(return_value=False)
             with self.assertRaises(raised):
                 self.train([])
@@ -352,7 +350,7 @@ class LoopTest(unittest.TestCase):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         for error in (lost, full):
             self.setUp()
-            self.step = mock.Mock(wraps=self.step, traces=1, side_effect=[1, 2, error])
+            self.step = mock.Mock(wraps=self.step, side_effect=[1, 2, error])
             self.step.left_unchanged = mock.Mock(return_value=True)
             with self.assertRaises(type(error)):
                 self.train([])
@@ -407,20 +405,6 @@ class LoopTest(unittest.TestCase):
                 self.assertEqual(self.state.step, sum(saved))
                 self.assertEqual(self.saved, saved)
 
-    def test_the_clock_knows_which_steps_have_traced(self):
-        class StepOfShapes(CountingStep):
-            """It traces for the first and the third batch."""
-
-            @property
-            def traces(self):
-                return 1 + (self.calls[-1][0] >= 3)
-
-        self.step, traced = StepOfShapes(), []
-        clock = NoTimes()
-        clock.finish_step = lambda *arguments: traced.append(arguments[-1])
-        self.train([], clock=clock)
-        self.assertEqual(traced, [True, False, True, False])
-
     def test_a_batch_that_is_late_is_waited_for_after_the_device_is_done(self):
         class SlowStep(CountingStep):
             def synchronize(self, outcome):
@@ -433,10 +417,7 @@ class LoopTest(unittest.TestCase):
                 return super().__next__()
 
         time, self.step = ManualTime(), SlowStep()
-        clock, caught_up = NoTimes(time), []
-        clock.catch_up = lambda: caught_up.append(self.step.calls[-1])
-        self.train([], steps=5, feed=LateFeed(late=(1, 4)), clock=clock)
-        self.assertIn(("synchronize", 1), caught_up)
+        clock = self.train([], steps=5, feed=LateFeed(late=(1, 4)), clock=NoTimes(time))
         ahead = [("begin", 1), ("begin", 2), ("begin", 3), (1, 1), ("synchronize", 1)]
         expected = [*ahead, ("begin", 4), (2, 2), ("begin", 5), (3, 3), (4, 4), (5, 5)]
         self.assertEqual(self.step.calls, expected)

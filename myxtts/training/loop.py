@@ -71,7 +71,7 @@ def train(
             with savepoint.advance(step, batches.planned):
                 outcome = step(batches, state.step + 1, schedule, stop.requested)
             stop.observe(outcome)
-            intervals.finish_step(batches, step.traces)
+            intervals.finish_step(batches)
             end = StepEnd(state, outcome, batches.planned, schedule.total_steps, stop)
             if end.step == first_step:
                 end.batches = batches.newest
@@ -178,15 +178,13 @@ class Intervals:
     def __init__(self, clock: Clock, schedule: Schedule):
         self._clock, self._schedule = clock, schedule
         self._skipped_updates = 0.0
-        self._traces = 0
         self._has_begun = False
         self.counts = True
 
-    def finish_step(self, batches: "StepBatches", traces: int) -> None:
-        """Count a step, after which the function of steps has been traced `traces` times."""
+    def finish_step(self, batches: "StepBatches") -> None:
+        """Count a step."""
         planned = batches.planned
-        has_traced, self._traces = traces > self._traces, traces
-        self._clock.finish_step(planned.audio_s, planned.padded_s, batches.times, has_traced)
+        self._clock.finish_step(planned.audio_s, planned.padded_s, batches.times)
         self.counts, self._has_begun = self._has_begun, True
 
     def report(self, end: StepEnd, losses: dict[str, float]) -> dict[str, float | str]:
@@ -304,7 +302,6 @@ class LookAhead:
     def _take(self, running: tf.Tensor | None) -> ReplicaBatches:
         if running is not None and not self._feed.is_ready:
             self._step.synchronize(running)
-            self._clock.catch_up()
         with self._clock.wait():
             return next(self._feed)
 

@@ -8,7 +8,6 @@ Training, the profiler and the preflight open a run in this way. Each stage need
 """
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
 from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary, frontend_of
-from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, held_out_pipeline
+from myxtts.data.pipeline import Pipeline, held_out_pipeline
 from myxtts.distributed.cluster import Cluster
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
@@ -356,13 +355,6 @@ class TrainingSetup:
     def between_devices(self) -> bool:
         """Whether batches travel from one device to another."""
         return any(route.is_between_devices for route in self.replicas.routes)
-
-    @property
-    def most_queued_steps(self) -> float:
-        """See `Clock`. Between GPUs, features are copied behind the step that is three before."""
-        if not self.run.placement.on_gpu:
-            return 0.0
-        return HANDED_OVER_AHEAD if self.between_devices else math.inf
 
     @property
     def gpu_count(self) -> int:

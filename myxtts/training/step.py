@@ -1,6 +1,7 @@
 """One optimizer step: forward, loss, gradient, clip, apply. The same for every placement."""
 
 import logging
+import time
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any, Protocol
 
@@ -62,6 +63,7 @@ class Step:
         can_measure_idle: whether `measures_idle` may be set.
 
     Attributes:
+        traced_s: `time.perf_counter` at the end of the newest tracing.
         loss_names: in the order of reports; see `models.layers.loss_names`.
         hand_over: copies a microbatch to the model devices, one batch for each replica.
         measures_idle: add up how long each replica waits for the gradients of the slowest, in every
@@ -120,6 +122,7 @@ class Step:
         self._accumulate = self._compiled(self._add_microbatch, compile_xla)
         self._finish = self._compiled(self._take_last_microbatch, compile_xla)
         self._traced: dict[tuple, Any] = {}  # by function and shapes of a microbatch
+        self.traced_s = 0.0
 
     def _compiled(self, function, compile_xla):
         if compile_xla:
@@ -176,6 +179,7 @@ class Step:
             log.info("tracing        %s on %s%s: it takes seconds to minutes", work, on, each)
             controls = [CONTROLS_SPEC] if function is self._finish else []
             self._traced[key] = function.get_concrete_function(specs, *controls)
+            self.traced_s = time.perf_counter()
         return self._traced[key]
 
     def functions(self, batches: Sequence[Batch]) -> list:

@@ -60,12 +60,67 @@ class Stops(unittest.TestCase):
     def test_words_that_look_like_abbreviations_end_a_sentence(self):
         for text, expected in (
             ("He said no. Five came.", ["He said no.", "Five came."]),
+            ("No. Peter came.", ["No.", "Peter came."]),
+            ("Modern art. Peter likes it.", ["Modern art.", "Peter likes it."]),
+            ("He ran 5 m. Peter ran 3.", ["He ran 5 m.", "Peter ran 3."]),
+            ("I have 3. Peter has 4.", ["I have 3.", "Peter has 4."]),
+            ("Choose plan B. It is better.", ["Choose plan B.", "It is better."]),
             ("It was I. You know.", ["It was I.", "You know."]),
             ("It begins at 5 p.m. We wait.", ["It begins at 5 p.m.", "We wait."]),
             ("In the year 1999. Then.", ["In the year 1999.", "Then."]),
         ):
             with self.subTest(text=text):
-                self.assertEqual(texts(text), expected)
+                self.assertEqual(texts(text, language="en"), expected)
+
+    def test_abbreviations_and_ordinals_of_a_language_end_a_sentence_before_its_first_words(self):
+        for language, one, two in (
+            ("en", "At 5 p.m. Monday, No. One met Ms. Lee, e.g. Ann.", "At 5 p.m. We wait."),
+            (
+                "en",
+                "J. R. R. Tolkien and J. I. Lee in Fig. A and Art. II.",
+                "In Sept. Then he left.",
+            ),
+            ("en", "Yahoo! Inc. is here, approx. Ten lb. Heavy.", "The U.S. He left it."),
+            (
+                "de",
+                "Am 3. Oktober, am 24. 12. 1990, im XX. Jahrhundert.",
+                "Er wurde 3. Dann ging er.",
+            ),
+            (
+                "de",
+                "Obst, z. B. Birnen, d. h. Obst u. a. Herr Dr. Lee.",
+                "Im Jahr 1990. Peter ging.",
+            ),
+            ("de", "Es kostet 5 Mio. Euro, i. d. R. Geld, v. Chr. Geburt.", "Das ist Max. Er kam."),
+            ("es", "D. Juan, Ud. Ana, p. ej. Hoy, los EE. UU. Mexicanos.", "Al mar. Pedro nada."),
+            ("fr", "M. Dupont, p. ex. Paris, av. J.-C. Rome, no. Cinq.", "Il fait 5 m. Paul dort."),
+            (
+                "ru",
+                "Он жил на ул. Ленина, т. е. А. С. Пушкин, 5 тыс. Рублей.",
+                "Это не я. Пётр знает.",
+            ),
+            ("ru", "В III в. до н. э. Рим, г. Москва.", "В 1990 г. Москва росла."),
+            ("it", "Il Sig. Rossi, p. es. Cesare, nel 44 a. C. Roma.", "Sì, è. Marco sa."),
+            ("nl", "Fruit, bijv. Appels, d.w.z. Elstar, 5 mln. Euro.", "Hij is 3. Piet is 4."),
+            ("pl", "Dnia 3. Maja na ul. Długiej, m.in. Jan.", "W 1990 r. Polska wygrała."),
+            ("cs", "Dne 28. Října, např. Praha, Karel IV. Lucemburský.", "Mám 3. Ona má 4."),
+            ("pt", "O Sr. Silva, p. ex. Hoje, a Dra. Costa.", "São dez. Pedro dorme."),
+            ("sv", "T. ex. Anna, bl. a. Erik, 300 f. Kr. Rom.", "Jag har 3. Hon har 4."),
+            ("fi", "Hän syntyi 3. Lokakuuta, esim. Turku.", "Vuonna 1990. Hän lähti."),
+            ("hu", "1990. Október 3. Szerda, pl. Budapest.", "Ez az 5. Most megy."),
+            ("tr", "Dr. Ali 3. Sokakta, No. 5.", "Saat 5. Ben gidiyorum."),
+            ("no", "Den 3. Mai, f.eks. Anna.", "Jeg er 3. Hun er 4."),
+            ("vi", "J. S. Bach.", "Vâng ạ. Tôi."),
+        ):
+            with self.subTest(one=one, two=two):
+                self.assertEqual(len(texts(one, language=language)), 1)
+                self.assertEqual(texts(one), [one])
+                self.assertEqual(len(texts(two, language=language)), 2)
+
+    def test_phonemes_are_one_word(self):
+        self.assertEqual(texts("See [[ɐ. Bb! Cc]]. [[ɐ]] Go."), ["See [[ɐ. Bb! Cc]].", "[[ɐ]] Go."])
+        for text in ("ab [[c d; e, f]] gh", "[[c d; e, f, g]]"):
+            self.assertEqual("".join(texts(text, max_characters=9)).count("[[c d; e, f"), 1)
 
     def test_text_without_letters_and_digits_is_dropped(self):
         for text in ("", " \n\t ", "...", "* * *", "—", "؟"):

@@ -43,7 +43,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         frontend, symbols = record.frontend, record.vocabulary.symbols
         language = choose_language(options.language, record.languages)
     frontend = frontend.with_words(words)
-    chunks = [chunk for chunk, _ in split_text(text)]
+    chunks = [chunk for chunk, _ in split_text(text, language)]
     if not chunks:
         raise DataError(empty_text_message(text))
     for chunk in chunks:

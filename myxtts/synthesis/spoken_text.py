@@ -48,7 +48,7 @@ def encode_text(
     """
     chunks = []
     sentences_with: dict[str, list[str]] = {}
-    for number, (chunk, boundary) in enumerate(split_text(text), 1):
+    for number, (chunk, boundary) in enumerate(split_text(text, language), 1):
         stages = frontend.stages(chunk, language)
         symbols = stages.symbols
         if frontend.kind == "phonemes" and (left := unread(stages.lexicon)):

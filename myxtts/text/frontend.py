@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,10 +16,12 @@ from myxtts.errors import DataError
 from myxtts.files import decode_text
 from myxtts.text import espeak
 from myxtts.text.normalisers import Normaliser, words_of
+from myxtts.text.sentences import CAPITAL, sentences_of
 
 # Kept as symbols, from which the model learns pauses.
 PUNCTUATION = ",.;:!?…"
 STRESS_AND_LENGTH = "ˈˌːˑ"
+_NO_STRESS = str.maketrans("", "", STRESS_AND_LENGTH)
 
 Frontend = Literal["phonemes", "characters"]
 
@@ -42,6 +45,13 @@ SPELLINGS = str.maketrans(
 )
 _PHONEMES = re.compile(r"(\[\[.*?\]\])")
 _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
+# A letter before a digit or a sign (A4, A-4, A+) or behind a digit (3a), in quotes or brackets, and
+# a capital within a sentence (Vitamin A is), but not in a title (Once Upon A Time).
+_LETTER = re.compile(
+    rf"(?<!\w)(?:{CAPITAL}|a)-?(?=\d)|(?<!\w){CAPITAL}(?=[+/&])|(?<=\d)[aA](?![\w.])"
+    r"""|(?<=["'(])[^\W\d_](?=["')])"""
+    rf"""|(?:(?<=[^\W\d_][ &/])|(?<=\. )){CAPITAL}(?= [("]*(?!{CAPITAL})\w)"""
+)
 # A mark inside a number, a time or an abbreviation ends no clause.
 _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
@@ -90,7 +100,8 @@ class TextFrontend:
         if self.kind == "phonemes":
             espeak.warn_of_other_version(self.espeakng_loader)
             if self.normaliser != "none":
-                normalised = _around_phonemes(lambda part: words_of(part, language), normalised)
+                sentences = sentences_of(normalised, language)
+                normalised = " ".join(_in_words(sentence, language) for sentence in sentences)
             replaced = normalised
             if self.lexicon:
                 replaced = _around_phonemes(self._readings, normalised)
@@ -98,6 +109,33 @@ class TextFrontend:
 
     def _readings(self, text: str) -> str:
         return _WORD.sub(lambda word: self.lexicon.get(word[0].lower(), word[0]), text)
+
+
+def _in_words(sentence: str, language: str) -> str:
+    # The library moves digits away from letters (A4), and turns others into words (a 5 A fuse).
+    for change in (_with_letters, words_of, _with_letters):
+        sentence = _around_phonemes(partial(change, language=language), sentence)
+    return sentence
+
+
+def _with_letters(text: str, language: str) -> str:
+    """Return a text in which letters are phonemes where espeak-ng would read them as words."""
+
+    def named(letter: re.Match) -> str:
+        name = _letter_name(letter[0][0], language)
+        return f" [[{name}]] " if name else letter[0]
+
+    return " ".join(_LETTER.sub(named, text).split())
+
+
+@cache
+def _letter_name(letter: str, language: str) -> str:
+    """Return the phonemes of a letter; "" if it sounds the same as a word before another word."""
+    alone, both = (
+        espeak.shared().phonemes(text, language) for text in (letter, f"{letter} {letter}")
+    )
+    is_same = both.translate(_NO_STRESS) == f"{alone} {alone}".translate(_NO_STRESS)
+    return "" if is_same else alone
 
 
 def _around_phonemes(change: Callable[[str], str], text: str) -> str:

@@ -11,11 +11,15 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+import yaml
+
 from myxtts.errors import ConfigError, DataError
+from myxtts.text import espeak
 from myxtts.text.languages import canonical_code
-from myxtts.text.sentences import split_text
+from myxtts.text.sentences import clauses_of
 
 Normaliser = Literal["none", "words-1"]
 
@@ -50,54 +54,22 @@ LIBRARIES = {
     "fa": Library("num2words", "0.5.14"),
 }
 
-# What the libraries leave: words by their abbreviations, and (pattern, replacement).
-_ABBREVIATIONS = {
-    "en": "Capt:Captain Col:Colonel Gen:General Gov:Governor Hon:Honorable Lt:Lieutenant"
-    " Rev:Reverend Sen:Senator Sgt:Sergeant Ave:Avenue Blvd:Boulevard Rd:Road",
-    "de": "Abt:Abteilung Bd:Band bes:besonders Ca:Circa evtl:eventuell Evtl:Eventuell Fa:Firma"
-    " ggf:gegebenenfalls Hrn:Herrn inkl:inklusive Kap:Kapitel Tel:Telefon",
-    "es": "ene:enero feb:febrero mar:marzo abr:abril jun:junio jul:julio ago:agosto sep:septiembre"
-    " sept:septiembre oct:octubre nov:noviembre dic:diciembre",
-    "fr": "janv:janvier févr:février avr:avril juil:juillet sept:septembre oct:octobre nov:novembre"
-    " déc:décembre",
-    "ru": "проф:профессор Проф:Профессор",
-}
-_EXPANSIONS = {
-    "en": (
-        (r"\bp\.(?=\s*\d)", "page"),
-        (r"\bpp\.(?=\s*\d)", "pages"),
-        (r"(?<=\d)\s*°\s?C\b", " degrees Celsius"),
-    ),
-    "de": (
-        (r"\bS\.(?=\s*\d)", "Seite"),
-        (r"(?<=\w)str\.(?=\s|$)", "straße"),
-        (r"(?<=\d)\s*°\s?C\b", " Grad Celsius"),
-    ),
-    "es": ((r"(?<=\d)\s*°\s?C\b", " grados Celsius"),),
-    "fr": ((r"\bp\.(?=\s)", "page"), (r"(?<=\d)\s*°\s?C\b", " degrés Celsius")),
-    "ru": ((r"£\s?(\d[\d ]*)", r"\1 фунтов"),),
-}
-
 
 def words_of(text: str, language: str) -> str:
-    """Return a text with its numbers, dates, money and abbreviations as words.
+    """Return a sentence with its numbers, dates, money and abbreviations as words.
 
-    A text in a language without a library is returned as it is. Raises ConfigError if the library
-    is missing, and DataError if it fails on the text.
+    It stays as it is in a language without a library. Raises ConfigError if the library is missing,
+    and DataError if it fails on the sentence.
     """
     code = canonical_code(language).split("-")[0]
     if code not in LIBRARIES:
         return text
-    for pattern, replacement in _expansions(code):
-        text = pattern.sub(replacement, text)
-    parts = [text]
-    if len(text) > MAX_CHARACTERS:
-        parts = [part for part, _ in split_text(text, MAX_CHARACTERS)]
+    clauses = clauses_of(_read(text, language, "before"), MAX_CHARACTERS)
     # The libraries do not say that they may be called from several threads.
     with _lock:
         normalise = _loaded(code)
         try:
-            return " ".join(map(normalise, parts))
+            return _read(" ".join(map(normalise, clauses)), language, "behind")
         # Whatever a library raises on a text that it was not made for.
         except Exception as error:
             raise DataError(
@@ -120,13 +92,24 @@ def unread(text: str) -> list[str]:
 
 
 @cache
-def _expansions(language: str) -> list[tuple[re.Pattern, str]]:
-    pairs = [*_EXPANSIONS.get(language, ())]
-    for pair in _ABBREVIATIONS.get(language, "").split():
-        short, name = pair.split(":")
-        # The dot that ends the sentence stays.
-        pairs.append((rf"\b{short}(?:\.(?=\s?[\w,])|(?=\.$))", name))
-    return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
+def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
+    """Return what readings.yaml has for a stage, "before" or "behind" the library."""
+    table = yaml.safe_load(Path(__file__).with_name("readings.yaml").read_text("utf-8"))
+    found: dict[str, str] = {}
+    # The country is that of the phonemes: en is en-us.
+    for name in (espeak.voice_of(language), language.split("-")[0]):
+        found |= table.get(name, {}).get(stage, {})
+        if stage == "before":
+            # The dot that ends the sentence stays.
+            words = table.get(name, {}).get("words", {}).items()
+            found |= {rf"\b{short}(?:\.(?=\s?[\w,])|(?=\.$))": word for short, word in words}
+    return [(re.compile(pattern), reading) for pattern, reading in found.items()]
+
+
+def _read(text: str, language: str, stage: str) -> str:
+    for pattern, reading in _readings(canonical_code(language), stage):
+        text = pattern.sub(reading, text)
+    return text
 
 
 def _function(language: str) -> Callable[[str], str]:

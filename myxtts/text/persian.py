@@ -1,4 +1,4 @@
-"""Numbers, dates, money and abbreviations of Persian texts as words; numbers by num2words."""
+"""Numbers and dates of Persian texts as words; numbers by num2words."""
 
 import re
 
@@ -8,30 +8,6 @@ _DIGITS = str.maketrans("۰۱۲۳۴۵۶۷۸۹٠١٢٣٤٥٦٧٨٩٫٪", "0123456
 _JALALI = "فروردین اردیبهشت خرداد تیر مرداد شهریور مهر آبان آذر دی بهمن اسفند".split()
 _GREGORIAN = "ژانویه فوریه مارس آوریل مه ژوئن ژوئیه اوت سپتامبر اکتبر نوامبر دسامبر".split()
 _MONTHS = "|".join([*_JALALI, *_GREGORIAN, "می", "جولای", "آگوست"])
-_CURRENCIES = {"$": "دلار", "€": "یورو", "£": "پوند", "¥": "ین", "﷼": "ریال"}
-_UNITS = {
-    "km/h": "کیلومتر بر ساعت",
-    **{"km": "کیلومتر", "cm": "سانتی‌متر", "mm": "میلی‌متر", "m": "متر"},
-    **{"kg": "کیلوگرم", "mg": "میلی‌گرم", "g": "گرم", "ml": "میلی‌لیتر", "l": "لیتر"},
-    **{"°C": "درجه سلسیوس", "°F": "درجه فارنهایت", "°": "درجه", "%": "درصد"},
-}
-# The dots stand in several places: ه.ش، ه.ش.، ه. ش.
-_ABBREVIATIONS = {
-    r"ق\.\s?م\.?": "قبل از میلاد",
-    r"ه\.\s?ش\.?": "هجری شمسی",
-    r"ه\.\s?ق\.?": "هجری قمری",
-    r"ر\.\s?ک\.?": "رجوع کنید به",
-    r"(?<=\d )م\.": "میلادی",
-    r"ص\.(?=\s?\d)": "صفحه",
-    r"ش\.(?=\s?\d)": "شماره",
-}
-_BLESSINGS = {
-    "(ص)": "صلی الله علیه و آله",
-    "(ع)": "علیه السلام",
-    "(س)": "سلام الله علیها",
-    "(ره)": "رحمت الله علیه",
-    "(عج)": "عجل الله تعالی فرجه",
-}
 _NUMBER = r"\d+(?:\.\d+)?"
 _MAX_DIGITS = 21
 
@@ -44,17 +20,9 @@ def words_of(text: str) -> str:
     and "2-3" as a range.
     """
     text = re.sub(r"(?<=\d)[٬,](?=\d{3})", "", text.translate(_DIGITS))
-    for sign, words in _BLESSINGS.items():
-        text = text.replace(sign, words)
-    for pattern, words in _ABBREVIATIONS.items():
-        text = re.sub(rf"(?<!\w){pattern}(?!\w)", words, text)
     text = re.sub(r"\b(\d{4})/(\d{1,2})/(\d{1,2})\b", _date, text)
     text = re.sub(rf"\b(\d{{1,2}})(?= (?:{_MONTHS})\b)", lambda day: _ordinal(day[1]), text)
     text = re.sub(r"\b(\d{1,2}):(\d{2})\b", _time, text)
-    text = re.sub(rf"([$€£¥﷼])\s?({_NUMBER})", r"\2 \1", text)
-    for sign, name in (_CURRENCIES | _UNITS).items():
-        end = r"(?![a-zA-Z/])" if sign[-1].isalpha() else ""
-        text = re.sub(rf"(?<=\d)\s?{re.escape(sign)}{end}", f" {name}", text)
     text = re.sub(r"\b(\d+)\s?[-–]\s?(\d+)\b", _range, text)
     text = re.sub(r"\b(\d+)\u200c?(?:م|ام)(ین)?\b", lambda m: _ordinal(m[1]) + (m[2] or ""), text)
     text = re.sub(rf"(?<![\w.])[-−](?={_NUMBER})", "منفی ", text)

@@ -3,9 +3,17 @@
 A missed boundary makes a longer chunk, and a wrong one an extra pause; no character is lost.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import yaml
+
+from myxtts.text.languages import canonical_code
 
 # The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is
 # slow, 200 characters take 20 s, the longest utterance of the default settings (`max_seconds`).
@@ -31,40 +39,41 @@ _WIDE_STOPS = "。！？"
 _STOP = re.compile(
     rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)|[{_WIDE_STOPS}]+[{_CLOSING}]*"
 )
-_NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w)?")
-_LAST_WORD = re.compile(rf"[^\s{_OPENING}]*$")
-# No abbreviation is longer, and the search for one takes the same time in any text.
-_LONGEST_WORD = 40
-_DOTTED = re.compile(r"\w(\.\w)+")  # e.g, z.B, U.S, a.m, ე.ი
-# A name or the rest of the sentence follows these. Those that often end one (etc., Jr., Inc.) are
-# left out.
-_BEFORE_A_WORD = re.compile(
-    "mr|mrs|ms|mx|messrs|dr|prof|st|rev|hon|gen|col|capt|lt|sgt|cpl|adm|sen|rep|gov|pres|supt|"
-    "mt|ft|vs|cf|viz|hr|fr|bzw|ca|evtl|ggf|vgl|dipl|ing|mme|mlle|mgr|sr|sra|იხ|მაგ",
-    re.IGNORECASE,
-)
-_BEFORE_A_NUMBER = re.compile(
-    "no|nos|nr|vol|figs?|eq|ch|sec|art|pp?|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|გვ",
-    re.IGNORECASE,
-)
+_NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w*\.?)")
+_PHONEMES, _BEFORE_A_SUFFIX = r"\[\[.*?\]\]", r"[!?](?=\s(?:Inc|Ltd|Corp|Co)\.)"  # Yahoo! Inc.
+CAPITAL = "[A-ZÀ-ÖØ-ÞА-ЯЁЄІЇҐ]"
+# A dotted word (U.S.), and an ordinal.
+_DOTTED, _ORDINAL = r"\w(?:\.[^\W\d_])+", r"|\d\d?|[IVXLC]+"
+_NUMBER = re.compile(r"\d.*|[IVXLC]+|[A-Z]")
+_ITEM = re.compile(r"\s*(\d+|\w)")  # 1. First
+# A space beside a digit or a dot comes last: the words around it are read together.
 _BREAKS = tuple(
-    re.compile(pattern) for pattern in (r"[;:؛]\s|[；：]", r"[,،]\s|\s[—–-]+\s|—|[，、]", r"\s")
+    re.compile(kind)
+    for kind in (
+        r"[;:؛]\s|[；：]",
+        r"[,،]\s(?!\d)|\s[—–-]+\s|—|[，、]",
+        r"(?<![\d.])\s(?!\d)",
+        r"\s",
+    )
 )
 
 
-def split_text(text: str, max_characters: int = MAX_CHARACTERS) -> Iterator[tuple[str, Boundary]]:
+def split_text(
+    text: str, language: str = "", max_characters: int = MAX_CHARACTERS
+) -> Iterator[tuple[str, Boundary]]:
     """Yield chunks of a text that have something to speak, and the boundary after each.
 
     Blank lines separate paragraphs, and the other line breaks are spaces (as in a file wrapped at
-    72 columns). In a text without blank lines each line is a paragraph.
+    72 columns). In a text without blank lines each line is a paragraph. Without a language, a dot
+    that would belong to an abbreviation or an ordinal in any language ends no sentence.
     """
     # splitlines() knows all ten line breaks of Unicode.
     text = "\n".join(text.splitlines()).strip()
     line_break = _BLANK_LINE if _BLANK_LINE.search(text) else re.compile("\n")
     for paragraph in line_break.split(text):
-        sentences = [*filter(_is_spoken, _sentences(" ".join(paragraph.split())))]
+        sentences = [*filter(_is_spoken, sentences_of(" ".join(paragraph.split()), language))]
         for number, sentence in enumerate(sentences, 1):
-            *clauses, last = filter(_is_spoken, _clauses(sentence, max_characters))
+            *clauses, last = filter(_is_spoken, clauses_of(sentence, max_characters))
             yield from ((clause, Boundary.CLAUSE) for clause in clauses)
             is_last = number == len(sentences)
             boundary = Boundary.PARAGRAPH if is_last else Boundary.SENTENCE
@@ -75,58 +84,87 @@ def empty_text_message(text: str) -> str:
     return f"the text {text[:60]!r} has no letter and no digit that is spoken. Give another text."
 
 
-def _sentences(paragraph: str) -> Iterator[str]:
+def sentences_of(paragraph: str, language: str) -> Iterator[str]:
+    """Yield the sentences of a paragraph."""
+    shown = _without_dots(paragraph, canonical_code(language).split("-")[0])
     begin = 0
-    for stop in _STOP.finditer(paragraph):
-        if _ends_sentence(paragraph, begin, stop):
+    for stop in _STOP.finditer(shown):
+        is_item = stop[0][0] == "." and _ITEM.fullmatch(shown, begin, stop.start())
+        following = _NEXT_WORD.match(shown, stop.end())[1][:1]
+        # "Stop!" he said. (Georgian sentences begin with lower case).
+        if not is_item and following == following.title():
             yield paragraph[begin : stop.end()].strip()
             begin = stop.end()
-    yield paragraph[begin:].strip()
+    if rest := paragraph[begin:].strip():
+        yield rest
 
 
-def _ends_sentence(paragraph: str, begin: int, stop: re.Match) -> bool:
-    """Return whether a stop ends the sentence that begins at `begin`."""
-    next_word = _NEXT_WORD.match(paragraph, stop.end())
-    following = (next_word and next_word[1]) or ""
-    # "Stop!" he said. (Georgian sentences begin with lower case).
-    if following != following.title():
-        return False
-    if not stop[0].startswith(".") or stop[0].startswith(".."):
-        return True
-    before = paragraph[max(begin, stop.start() - _LONGEST_WORD) : stop.start()].strip()
-    word = _LAST_WORD.findall(before)[0]
-    if word == before and (word.isdecimal() or len(word) == 1):  # 1. First
-        return False
-    if _BEFORE_A_NUMBER.fullmatch(word):
-        return not following.isdecimal()
-    is_initial = len(word) == 1 and word.isupper() and word != "I"
-    is_dotted = _DOTTED.fullmatch(word) and not word.endswith(("a.m", "p.m"))
-    return not (is_initial or is_dotted or _BEFORE_A_WORD.fullmatch(word))
+def _without_dots(text: str, language: str) -> str:
+    """Return a text of equal length without the dots that end no sentence; phonemes are words."""
+    pattern, kinds, starts = _abbreviations(language)
+
+    def hidden(found: re.Match) -> str:
+        if found["word"] is None:
+            return "W" * len(found[0])
+        kind = kinds.get("".join(found["word"].split()).lower(), "either")
+        following = _NEXT_WORD.match(text, found.end())[1]
+        ends = kind != "within" and following in starts
+        before = text[max(found.start() - 2, 0) : found.start()]
+        is_inside = before[1:] == " " and before[0] not in _STOPS  # It was No. One.
+        if kind == "numbered" and not (is_inside and found[0][0].isupper()):
+            ends = ends or not _NUMBER.fullmatch(following.rstrip("."))
+        return found[0][:-1].replace(".", "_") + ("." if ends else "_")
+
+    return pattern.sub(hidden, text)
 
 
-def _clauses(sentence: str, max_characters: int) -> Iterator[str]:
-    """Halve a sentence until each part is short enough."""
-    if len(sentence) <= max_characters:
+@cache
+def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]:
+    """Return what a dot may belong to, its kinds by name, and the words that begin sentences.
+
+    By abbreviations.yaml, of a language or, if it lacks that, of all.
+    """
+    table = yaml.safe_load(Path(__file__).with_name("abbreviations.yaml").read_text("utf-8"))
+    ordinal = _ORDINAL if language in ("", *table.pop("ordinals").split()) else ""
+    sections = [table[language]] if language in table else [*table.values()]
+    kinds: dict[str, str] = {}
+    for kind, section in product(("numbered", "either", "within"), sections):
+        kinds |= dict.fromkeys(section.get(kind, "").split(), kind)
+    starts = {word for section in sections for word in section.get("starts", "").split()}
+    if language not in table:
+        # They are words of some languages, and initials in the others.
+        starts = {word for word in starts if len(word) > 1}
+    names = sorted(map(re.escape, kinds), key=len, reverse=True)
+    listed = "|".join(name if len(name) > 1 else rf"(?<!\d ){name}" for name in names)
+    # Neither within a word nor a part of a number (1,5. or 12:30.) or its unit (5 m.).
+    word = rf"{_DOTTED}|(?i:{listed})|{CAPITAL}{ordinal}".replace(r"\.", r"\.\s?")
+    word = rf"(?<![\w,:])(?<!\d\.)(?P<word>{word})\.(?!\.)"
+    return re.compile(rf"{_PHONEMES}|{_BEFORE_A_SUFFIX}|{word}"), kinds, starts
+
+
+def clauses_of(sentence: str, max_characters: int) -> Iterator[str]:
+    """Halve a sentence until each part is short enough, but for phonemes."""
+    ends = _breaks(sentence) if len(sentence) > max_characters else []
+    if not ends:
         yield sentence
         return
-    middle = _middle_break(sentence)
+    middle = min(ends, key=lambda end: abs(end - len(sentence) / 2))
     for half in (sentence[:middle], sentence[middle:]):
-        yield from _clauses(half.strip(), max_characters)
+        yield from clauses_of(half.strip(), max_characters)
 
 
-def _middle_break(sentence: str) -> int:
-    """Return where to halve: at the strongest mark in the middle half, near the middle."""
+def _breaks(sentence: str) -> list[int]:
+    """Return where to halve: at the strongest marks in the middle half, or at any space."""
+    shown = re.sub(_PHONEMES, lambda phonemes: "W" * len(phonemes[0]), sentence)
     middle = len(sentence) / 2
     # In a sentence of thousands of characters, only marks near the middle, in linear time.
     shift = min(middle / 2, MAX_SHIFT)
-    first = max(int(middle - shift) - MAX_SHIFT, 0)
-    last = int(middle + shift) + MAX_SHIFT
     for kind in _BREAKS:
-        ends = [match.end() for match in kind.finditer(sentence, first, last)]
-        near = [end for end in ends if middle - shift <= end <= middle + shift]
-        if near:
-            return min(near, key=lambda end: abs(end - middle))
-    return len(sentence) // 2  # no break at all
+        near = kind.finditer(shown, max(math.ceil(middle - shift) - 1, 0), int(middle + shift))
+        if ends := [mark.end() for mark in near]:
+            return ends
+    anywhere = [space.end() for space in re.finditer(" ", shown)]
+    return anywhere or ([int(middle)] if shown == sentence else [])
 
 
 def _is_spoken(text: str) -> bool:

@@ -49,7 +49,7 @@ _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
 # a capital within a sentence (Vitamin A is), but not in a title (Once Upon A Time).
 _LETTER = re.compile(
     rf"(?<!\w)(?:{CAPITAL}|a)-?(?=\d)|(?<!\w){CAPITAL}(?=[+/&])|(?<=\d)[aA](?![\w.])"
-    r"""|(?<=["'(])[^\W\d_](?=["')])"""
+    rf"""|(?<=["'(])(?:{CAPITAL}|[a-zа-яё])(?=["')])"""
     rf"""|(?:(?<=[^\W\d_][ &/])|(?<=\. )){CAPITAL}(?= [("]*(?!{CAPITAL})\w)"""
 )
 # A mark inside a number, a time or an abbreviation ends no clause.
@@ -102,9 +102,7 @@ class TextFrontend:
             if self.normaliser != "none":
                 sentences = sentences_of(normalised, language)
                 normalised = " ".join(_in_words(sentence, language) for sentence in sentences)
-            replaced = normalised
-            if self.lexicon:
-                replaced = _around_phonemes(self._readings, normalised)
+            replaced = _around_phonemes(self._readings, normalised)
         return Stages(text, normalised, replaced, symbols_of(replaced, language, self.kind))
 
     def _readings(self, text: str) -> str:
@@ -131,9 +129,8 @@ def _with_letters(text: str, language: str) -> str:
 @cache
 def _letter_name(letter: str, language: str) -> str:
     """Return the phonemes of a letter; "" if it sounds the same as a word before another word."""
-    alone, both = (
-        espeak.shared().phonemes(text, language) for text in (letter, f"{letter} {letter}")
-    )
+    sound = partial(espeak.shared().phonemes, language=language)
+    alone, both = sound(letter), sound(f"{letter} {letter}")
     is_same = both.translate(_NO_STRESS) == f"{alone} {alone}".translate(_NO_STRESS)
     return "" if is_same else alone
 

@@ -98,11 +98,10 @@ def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
     found: dict[str, str] = {}
     # The country is that of the phonemes: en is en-us.
     for name in (espeak.voice_of(language), language.split("-")[0]):
-        found |= table.get(name, {}).get(stage, {})
-        if stage == "before":
-            # The dot that ends the sentence stays.
-            words = table.get(name, {}).get("words", {}).items()
-            found |= {rf"\b{short}(?:\.(?=\s?[\w,])|(?=\.$))": word for short, word in words}
+        for key, reading in table.get(name, {}).get(stage, {}).items():
+            # The dot of an abbreviation stays where it ends the sentence.
+            dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
+            found[rf"\b{key}{dot}" if key.isalpha() else key] = reading
     return [(re.compile(pattern), reading) for pattern, reading in found.items()]
 
 

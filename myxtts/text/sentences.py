@@ -120,10 +120,7 @@ def _without_dots(text: str, language: str) -> str:
 
 @cache
 def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]:
-    """Return what a dot may belong to, its kinds by name, and the words that begin sentences.
-
-    By abbreviations.yaml, of a language or, if it lacks that, of all.
-    """
+    """Return what a dot may belong to, its kinds by name, and the words that begin sentences."""
     table = yaml.safe_load(Path(__file__).with_name("abbreviations.yaml").read_text("utf-8"))
     ordinal = _ORDINAL if language in ("", *table.pop("ordinals").split()) else ""
     sections = [table[language]] if language in table else [*table.values()]

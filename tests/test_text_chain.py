@@ -19,6 +19,7 @@ from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import ConfigError, DataError
 from myxtts.text import normalisers
 from myxtts.text.frontend import TextFrontend, normalise_text, read_lexicon, symbols_of
+from myxtts.text.sentences import split_text
 from myxtts.training.checkpoint_files import read_record, write_record
 from myxtts.training.runs import TrainedRun, keep_normaliser
 from tests.fixtures import FolderCase, make_record, reported, rewrite_state
@@ -49,6 +50,69 @@ class Words(unittest.TestCase):
                     misread.add(row["text"])
             expected = set() if is_unseen else MISREAD.get(language, set())
             self.assertEqual(misread, expected, language)
+
+    def test_synthesis_reads_what_training_reads(self):
+        frontend = TextFrontend(normaliser="words-1")
+        rows = [(code, row["text"], 1) for code in LANGUAGES for row in sentences(code)]
+        for language, written, count in (
+            *rows,
+            (
+                "en",
+                "It is 5 p.m. We saw Dr. Lee on Jan. 5. Modern art. Peter left in Sept. Then?",
+                5,
+            ),
+            ("en", "He paid $5 [[ɐ. Bb! Cc]] to Acme Inc. Peter. A4 is No. One.", 2),
+            ("en", "On May 5, 2024, at 6 a.m. sharp, " * 20 + "he left.", 4),
+            (
+                "de",
+                "Es kostet 5 Mio. Euro, z. B. am 3. Oktober. Dann kam er. Er wurde 3. Sie auch.",
+                4,
+            ),
+            ("es", "En EE. UU. viven 5. Vamos al mar. Pedro nada, Ud. Debe.", 3),
+            ("fr", "Le 1er janv. Demain, p. ex. Paris, M. Dupont. Il a 5 m. Paul dort.", 3),
+            ("ru", "Он жил на ул. Ленина в 1990 г. Москва, 5 тыс. Рублей и т. д. Потом домой.", 3),
+            ("fa", "سال ۱۹۷۹ م. بود. پلاک ش. ۷ است.", 2),
+        ):
+            with self.subTest(written=written[:60]):
+                parts = [part for part, _ in split_text(written, language)]
+                read = [frontend.stages(part, language).normalised for part in parts]
+                self.assertEqual(" ".join(read), frontend.stages(written, language).normalised)
+                self.assertEqual(len(parts), count)
+
+    def test_a_single_letter_stays_a_letter_and_a_word_a_word(self):
+        frontend = TextFrontend(normaliser="words-1")
+        for language, written, expected in (
+            ("en", "at 6:30 AM, 6 a.m. sharp", "æt sˈɪks θˈɜːɾi ˌeɪˈɛm, sˈɪks ˌeɪˈɛm ʃˈɑːɹp"),
+            ("en", "A4, the A380, a4, 3a up", "ˈeɪ fˈɔːɹ, ðə ˈeɪ θɹˈiː hˈʌndɹɪd ænd ˈeɪɾi"),
+            ("en", 'Fig. A is, "a" is, A+ is', "fˈɪɡ. ˈeɪ ɪz, ˈeɪ ɪz, ˈeɪ plˈʌs ɪz"),
+            ("en", "Vitamin A is. A 5 A fuse", "vˈaɪɾəmɪn ˈeɪ ɪz. ɐ fˈaɪv ˈeɪ fjˈuːz"),
+            ("en", "A dog. Once Upon A Time I", "ɐ dˈɑːɡ. wˈʌns əpˌɑːn ɐ tˈaɪm ˈaɪ"),
+            ("fr", "le Y est, Y4, il y a", "lə- iɡʁˈɛk ˈɛ, iɡʁˈɛk kˈatʁ, il i ˈa"),
+            ("ru", "В12, витамин С есть, в дом", "vˈɛ dvʲinˈɑttsʌtʲ, vʲitamʲˈin ˈɛs jestʲ, v dˈom"),
+            ("pt", "A4 e o plano E vai", "ˈa kwˈatɹu i ʊ plˈɐ̃nʊ ˈɛ vˈaɪ"),
+            ("pl", "W12 w domu", "vɨ dvanˈaɕtɕɛ w dˈɔmu"),
+            ("cs", "V8 v domu", "vˈeː ˈosum v dˈomu"),
+            ("da", "3. maj, 3 maj", "tʁˈɛdjə mˈ?ɑj, tʁˈʔe mˈ?ɑj"),
+        ):
+            with self.subTest(written=written):
+                self.assertIn(expected, "".join(frontend.symbols(written, language)))
+
+    def test_the_country_of_a_language_reads_dates_and_numbers(self):
+        for language, written, spoken in (
+            ("en", "3/4/2024", "March fourth twenty twenty four"),
+            ("en-US", "03-04-2024", "March fourth twenty twenty four"),
+            ("en_GB", "3/4/2024", "the third of April twenty twenty four"),
+            ("en-us", "3/4/24", "March fourth, twenty four"),
+            ("en", "25/12/2024", "the twenty fifth of December twenty twenty four"),
+            ("en", "12/25/2024", "December twenty fifth twenty twenty four"),
+            ("en-gb", "12/25/2024", "the twenty fifth of December twenty twenty four"),
+            ("es", "12/25/2024", "veinticinco de diciembre de dos mil veinticuatro"),
+            ("ru", "3/4/2024", "третьего апреля две тысячи двадцать четвёртого года"),
+            ("en", "13/13/2024 and 3/4", "13/13/2024 and three quarters"),
+            ("fr", "71, 77, 95", "soixante et onze, soixante-dix-sept, quatre-vingt-quinze"),
+            ("fr-be", "71, 77, 95", "septante et un, septante-sept, nonante-cinq"),
+        ):
+            self.assertEqual(self.words(written, language), spoken)
 
     def test_sentences_of_the_demo_corpus_keep_their_symbols(self):
         for language in ("en", "fa", "ka"):

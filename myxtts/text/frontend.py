@@ -16,7 +16,7 @@ from myxtts.errors import DataError
 from myxtts.files import decode_text
 from myxtts.text import espeak
 from myxtts.text.normalisers import Normaliser, words_of
-from myxtts.text.sentences import CAPITAL, sentences_of
+from myxtts.text.sentences import CAPITAL, SMALL, sentences_of
 
 # Kept as symbols, from which the model learns pauses.
 PUNCTUATION = ",.;:!?…"
@@ -49,11 +49,11 @@ _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
 # a capital within a sentence (Vitamin A is), but not in a title (Once Upon A Time).
 _LETTER = re.compile(
     rf"(?<!\w)(?:{CAPITAL}|a)-?(?=\d)|(?<!\w){CAPITAL}(?=[+/&])|(?<=\d)[aA](?![\w.])"
-    rf"""|(?<=["'(])(?:{CAPITAL}|[a-zа-яё])(?=["')])"""
+    rf"""|(?<=["'(])(?:{CAPITAL}|{SMALL})(?=["')])"""
     rf"""|(?:(?<=[^\W\d_][ &/])|(?<=\. )){CAPITAL}(?= [("]*(?!{CAPITAL})\w)"""
 )
-# A mark inside a number, a time or an abbreviation ends no clause.
-_CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
+# A mark inside a number, a time, an abbreviation or an ordinal (den 3. maj) ends no clause.
+_CLAUSE_END = re.compile(rf"((?:[;!?…]|,(?!\d)|[.:](?!\w|(?<=\d\.)\s{SMALL}))+)")
 
 
 class Stages(NamedTuple):

@@ -91,24 +91,20 @@ def unread(text: str) -> list[str]:
     return _UNREAD.findall(_PHONEMES.sub(" ", text))
 
 
-@cache
-def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
-    """Return what readings.yaml has for a stage, "before" or "behind" the library."""
-    table = yaml.safe_load(Path(__file__).with_name("readings.yaml").read_text("utf-8"))
-    found: dict[str, str] = {}
+def _read(text: str, language: str, stage: str) -> str:
+    """Return a text with what readings.yaml has for it "before" or "behind" the library."""
     # The country is that of the phonemes: en is en-us.
-    for name in (espeak.voice_of(language), language.split("-")[0]):
-        for key, reading in table.get(name, {}).get(stage, {}).items():
+    for name in (espeak.voice_of(language), canonical_code(language).split("-")[0]):
+        for key, reading in _readings().get(name, {}).get(stage, {}).items():
             # The dot of an abbreviation stays where it ends the sentence.
             dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
-            found[rf"\b{key}{dot}" if key.isalpha() else key] = reading
-    return [(re.compile(pattern), reading) for pattern, reading in found.items()]
-
-
-def _read(text: str, language: str, stage: str) -> str:
-    for pattern, reading in _readings(canonical_code(language), stage):
-        text = pattern.sub(reading, text)
+            text = re.sub(rf"\b{key}{dot}" if key.isalpha() else key, reading, text)
     return text
+
+
+@cache
+def _readings() -> dict[str, dict[str, dict[str, str]]]:
+    return yaml.safe_load(Path(__file__).with_name("readings.yaml").read_text("utf-8"))
 
 
 def _function(language: str) -> Callable[[str], str]:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import yaml
@@ -41,20 +40,17 @@ _STOP = re.compile(
 )
 _NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w*\.?)")
 _PHONEMES, _BEFORE_A_SUFFIX = r"\[\[.*?\]\]", r"[!?](?=\s(?:Inc|Ltd|Corp|Co)\.)"  # Yahoo! Inc.
-CAPITAL = "[A-ZÀ-ÖØ-ÞА-ЯЁЄІЇҐ]"
+_EUROPEAN = [*map(chr, range(0x530))]
+CAPITAL, SMALL = (f"[{''.join(filter(kind, _EUROPEAN))}]" for kind in (str.isupper, str.islower))
 # A dotted word (U.S.), and an ordinal.
 _DOTTED, _ORDINAL = r"\w(?:\.[^\W\d_])+", r"|\d\d?|[IVXLC]+"
 _NUMBER = re.compile(r"\d.*|[IVXLC]+|[A-Z]")
 _ITEM = re.compile(r"\s*(\d+|\w)")  # 1. First
-# A space beside a digit or a dot comes last: the words around it are read together.
+# Words beside a digit or a dot are read together: the last place to halve a sentence.
+_BETWEEN_WORDS = r"(?<![\d.])\s(?!\d)"
 _BREAKS = tuple(
     re.compile(kind)
-    for kind in (
-        r"[;:؛]\s|[；：]",
-        r"[,،]\s(?!\d)|\s[—–-]+\s|—|[，、]",
-        r"(?<![\d.])\s(?!\d)",
-        r"\s",
-    )
+    for kind in (r"[;:؛]\s|[；：]", r"[,،]\s(?!\d)|\s[—–-]+\s|—|[，、]", _BETWEEN_WORDS, r"\s")
 )
 
 
@@ -90,7 +86,7 @@ def sentences_of(paragraph: str, language: str) -> Iterator[str]:
     begin = 0
     for stop in _STOP.finditer(shown):
         is_item = stop[0][0] == "." and _ITEM.fullmatch(shown, begin, stop.start())
-        following = _NEXT_WORD.match(shown, stop.end())[1][:1]
+        following = next(_NEXT_WORD.finditer(shown, stop.end()))[1][:1]
         # "Stop!" he said. (Georgian sentences begin with lower case).
         if not is_item and following == following.title():
             yield paragraph[begin : stop.end()].strip()
@@ -107,13 +103,14 @@ def _without_dots(text: str, language: str) -> str:
         if found["word"] is None:
             return "W" * len(found[0])
         kind = kinds.get("".join(found["word"].split()).lower(), "either")
-        following = _NEXT_WORD.match(text, found.end())[1]
+        following = next(_NEXT_WORD.finditer(text, found.end()))[1]
         ends = kind != "within" and following in starts
         before = text[max(found.start() - 2, 0) : found.start()]
         is_inside = before[1:] == " " and before[0] not in _STOPS  # It was No. One.
         if kind == "numbered" and not (is_inside and found[0][0].isupper()):
             ends = ends or not _NUMBER.fullmatch(following.rstrip("."))
-        return found[0][:-1].replace(".", "_") + ("." if ends else "_")
+        last = "." if ends else "_"
+        return found[0][:-1].replace(".", "_") + last
 
     return pattern.sub(hidden, text)
 
@@ -124,17 +121,22 @@ def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]
     table = yaml.safe_load(Path(__file__).with_name("abbreviations.yaml").read_text("utf-8"))
     ordinal = _ORDINAL if language in ("", *table.pop("ordinals").split()) else ""
     sections = [table[language]] if language in table else [*table.values()]
+
+    def words(kind: str) -> list[str]:
+        return " ".join(section.get(kind, "") for section in sections).split()
+
     kinds: dict[str, str] = {}
-    for kind, section in product(("numbered", "either", "within"), sections):
-        kinds |= dict.fromkeys(section.get(kind, "").split(), kind)
-    starts = {word for section in sections for word in section.get("starts", "").split()}
-    if language not in table:
-        # They are words of some languages, and initials in the others.
-        starts = {word for word in starts if len(word) > 1}
-    names = sorted(map(re.escape, kinds), key=len, reverse=True)
-    listed = "|".join(name if len(name) > 1 else rf"(?<!\d ){name}" for name in names)
-    # Neither within a word nor a part of a number (1,5. or 12:30.) or its unit (5 m.).
-    word = rf"{_DOTTED}|(?i:{listed})|{CAPITAL}{ordinal}".replace(r"\.", r"\.\s?")
+    for kind in ("numbered", "either", "within"):
+        kinds |= dict.fromkeys(words(kind), kind)
+    # In any language, a single letter begins no sentence: it is an initial in most.
+    starts = {word for word in words("starts") if language in table or len(word) > 1}
+    names = sorted(kinds, key=len, reverse=True)
+    long = "|".join(re.escape(name) for name in names if len(name) > 1)
+    letter = "".join(name for name in names if len(name) == 1)
+    # Neither within a word nor a part of a number (1,5. or 12:30.), nor its unit (5 m.).
+    letter = rf"(?:(?<!\d )|(?!{SMALL}))[{letter}]"
+    word = rf"{_DOTTED}|(?i:{long})|{letter}|{CAPITAL}{ordinal}"
+    word = word.replace(r"\.", r"\.\s?").replace(r"\*", r"\w*")
     word = rf"(?<![\w,:])(?<!\d\.)(?P<word>{word})\.(?!\.)"
     return re.compile(rf"{_PHONEMES}|{_BEFORE_A_SUFFIX}|{word}"), kinds, starts
 
@@ -160,8 +162,8 @@ def _breaks(sentence: str) -> list[int]:
         near = kind.finditer(shown, max(math.ceil(middle - shift) - 1, 0), int(middle + shift))
         if ends := [mark.end() for mark in near]:
             return ends
-    anywhere = [space.end() for space in re.finditer(" ", shown)]
-    return anywhere or ([int(middle)] if shown == sentence else [])
+    spaces = [space.end() for space in re.finditer(" ", shown)]
+    return spaces if spaces or shown != sentence else [int(middle)]
 
 
 def _is_spoken(text: str) -> bool:

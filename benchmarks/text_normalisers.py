@@ -4,7 +4,8 @@ python benchmarks/text_normalisers.py
 
 The sentences and their words are in tests/spoken_forms. A reading is right if its letters, or the
 phonemes that espeak-ng gives to it without stress, are those of an expected reading. "espeak-ng"
-reads the sentence as it is written. Candidates that are not installed are left out.
+reads the sentence as it is written, "words-1" as training does, and "synthesis" as synthesis does:
+after it was split into sentences. Candidates that are not installed are left out.
 """
 
 import argparse
@@ -19,8 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fakes.spoken_forms import LANGUAGES, is_right, sentences
-from myxtts.text.frontend import normalise_text
-from myxtts.text.normalisers import words_of
+from myxtts.text.frontend import TextFrontend
+from myxtts.text.sentences import split_text
 
 Normalise = Callable[[str], str]
 
@@ -77,6 +78,16 @@ def _num2words(language: str) -> Normalise:
     return lambda text: number.sub(words, unicodedata.normalize("NFKC", text))
 
 
+def _words_1(language: str) -> Normalise:
+    frontend = TextFrontend(normaliser="words-1")
+    return lambda text: frontend.stages(text, language).normalised
+
+
+def _synthesis(language: str) -> Normalise:
+    read = _words_1(language)
+    return lambda text: " ".join(read(part) for part, _ in split_text(text, language))
+
+
 CLASSES = ("numbers", "dates", "money", "abbreviations", "mixed")
 CANDIDATES = {
     "espeak-ng": lambda language: lambda text: text,
@@ -89,7 +100,8 @@ CANDIDATES = {
     "spokenform": _spokenform,
     "ru_normalizr": _ru_normalizr,
     "rutextnorm": _rutextnorm,
-    "words-1": lambda language: lambda text: words_of(normalise_text(text), language),
+    "words-1": _words_1,
+    "synthesis": _synthesis,
 }
 
 

@@ -1,7 +1,7 @@
 """Text front end: from a text to the symbols that a model reads, in four stages.
 
-text → normalised (numbers as words) → lexicon (readings of words) → symbols. Phonemes in the text,
-between [[ and ]], pass all stages as they are.
+text → normalised (numbers as words, in each sentence) → lexicon (readings of words) → symbols.
+Phonemes in the text, between [[ and ]], pass all stages as they are.
 """
 
 import re

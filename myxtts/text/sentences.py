@@ -38,13 +38,13 @@ _WIDE_STOPS = "。！？"
 _STOP = re.compile(
     rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)|[{_WIDE_STOPS}]+[{_CLOSING}]*"
 )
-_NEXT_WORD = re.compile(rf"\s*[{_OPENING}]*(\w*\.?)")
+_NEXT_WORD = re.compile(rf"[{_CLOSING}]*\s*[{_OPENING}]*(\w*\.?)")
 _PHONEMES, _BEFORE_A_SUFFIX = r"\[\[.*?\]\]", r"[!?](?=\s(?:Inc|Ltd|Corp|Co)\.)"  # Yahoo! Inc.
 _EUROPEAN = [*map(chr, range(0x530))]
 CAPITAL, SMALL = (f"[{''.join(filter(kind, _EUROPEAN))}]" for kind in (str.isupper, str.islower))
 # A dotted word (U.S.), and an ordinal.
 _DOTTED, _ORDINAL = r"\w(?:\.[^\W\d_])+", r"|\d\d?|[IVXLC]+"
-_NUMBER = re.compile(r"\d.*|[IVXLC]+|[A-Z]")
+_NUMBER = re.compile(r"\d.*|(?!I\.?$)(?:[IVXLC]+|[A-Z])\.?")  # "I" is a word
 _ITEM = re.compile(r"\s*(\d+|\w)")  # 1. First
 # Words beside a digit or a dot are read together: the last place to halve a sentence.
 _BETWEEN_WORDS = r"(?<![\d.])\s(?!\d)"
@@ -104,11 +104,12 @@ def _without_dots(text: str, language: str) -> str:
             return "W" * len(found[0])
         kind = kinds.get("".join(found["word"].split()).lower(), "either")
         following = next(_NEXT_WORD.finditer(text, found.end()))[1]
-        ends = kind != "within" and following in starts
+        is_closed = text[found.end() : found.end() + 1].strip() != ""  # "z. B." Dann
+        ends = kind == "ends" or ((kind != "within" or is_closed) and following in starts)
         before = text[max(found.start() - 2, 0) : found.start()]
-        is_inside = before[1:] == " " and before[0] not in _STOPS  # It was No. One.
-        if kind == "numbered" and not (is_inside and found[0][0].isupper()):
-            ends = ends or not _NUMBER.fullmatch(following.rstrip("."))
+        is_name = found[0][0].isupper() and before[1:] == " " and before[0] not in _STOPS  # No. One
+        if kind == "numbered":
+            ends = not _NUMBER.fullmatch(following) and (ends or not is_name)
         last = "." if ends else "_"
         return found[0][:-1].replace(".", "_") + last
 
@@ -126,18 +127,18 @@ def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]
         return " ".join(section.get(kind, "") for section in sections).split()
 
     kinds: dict[str, str] = {}
-    for kind in ("numbered", "either", "within"):
+    for kind in ("ends", "numbered", "either", "within"):
         kinds |= dict.fromkeys(words(kind), kind)
     # In any language, a single letter begins no sentence: it is an initial in most.
     starts = {word for word in words("starts") if language in table or len(word) > 1}
     names = sorted(kinds, key=len, reverse=True)
     long = "|".join(re.escape(name) for name in names if len(name) > 1)
     letter = "".join(name for name in names if len(name) == 1)
-    # Neither within a word nor a part of a number (1,5. or 12:30.), nor its unit (5 m.).
-    letter = rf"(?:(?<!\d )|(?!{SMALL}))[{letter}]"
+    # Neither within a word, nor a part of a number (1,5. or 12:30. or $5.), nor its unit (5 m.).
+    letter = rf"(?:(?<!\d )|(?!{SMALL})|(?=.\. \d))[{letter}]"
     word = rf"{_DOTTED}|(?i:{long})|{letter}|{CAPITAL}{ordinal}"
     word = word.replace(r"\.", r"\.\s?").replace(r"\*", r"\w*")
-    word = rf"(?<![\w,:])(?<!\d\.)(?P<word>{word})\.(?!\.)"
+    word = rf"(?<![\w,:/°$€£¥])(?<!\d\.)(?P<word>{word})\.(?!\.)"
     return re.compile(rf"{_PHONEMES}|{_BEFORE_A_SUFFIX}|{word}"), kinds, starts
 
 

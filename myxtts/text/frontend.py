@@ -45,12 +45,12 @@ SPELLINGS = str.maketrans(
 )
 _PHONEMES = re.compile(r"(\[\[.*?\]\])")
 _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
-# A letter before a digit or a sign (A4, A-4, A+) or behind a digit (3a), in quotes or brackets, and
-# a capital within a sentence (Vitamin A is), but not in a title (Once Upon A Time).
+# A letter before a digit, a sign or a bracket (A4, A-4, A+), behind a digit (3a), in quotes, and a
+# capital within a sentence (Vitamin A is), but not in a title (Once Upon A Time).
 _LETTER = re.compile(
-    rf"(?<!\w)(?:{CAPITAL}|a)-?(?=\d)|(?<!\w){CAPITAL}(?=[+/&])|(?<=\d)[aA](?![\w.])"
-    rf"""|(?<=["'(])(?:{CAPITAL}|{SMALL})(?=["')])"""
-    rf"""|(?:(?<=[^\W\d_][ &/])|(?<=\. )){CAPITAL}(?= [("]*(?!{CAPITAL})\w)"""
+    rf"(?<!\w)(?:{CAPITAL}|a)-?(?=\d)|(?<!\w){CAPITAL}(?=[+*/&])|(?<=\d)[aA](?![\w.])"
+    rf"""|(?:(?<=["'])(?=.["'])|(?<!\w)(?=.\)))(?:{CAPITAL}|{SMALL})"""
+    rf"""|(?:(?<=[^\W\d_][ &/])|(?<=[.,;] )){CAPITAL}(?= [("]*(?!{CAPITAL})\w)"""
 )
 # A mark inside a number, a time, an abbreviation or an ordinal (den 3. maj) ends no clause.
 _CLAUSE_END = re.compile(rf"((?:[;!?…]|,(?!\d)|[.:](?!\w|(?<=\d\.)\s{SMALL}))+)")

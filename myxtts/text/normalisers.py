@@ -1,8 +1,8 @@
 """Numbers, dates, money and abbreviations as words, by the library that reads a language best.
 
 `benchmarks/text_normalisers.py` compared them. The symbols of a run depend on these libraries, so a
-table of them has a name and fixed versions: another table gets another name. What they misread is
-corrected by readings.yaml, for runs of before as well.
+table of them has a name and fixed versions: another table gets another name. readings.yaml corrects
+what they misread, for earlier runs too.
 """
 
 import importlib

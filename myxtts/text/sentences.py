@@ -96,7 +96,7 @@ def sentences_of(paragraph: str, language: str) -> Iterator[str]:
 
 
 def _without_dots(text: str, language: str) -> str:
-    """Return a text of equal length without the dots that end no sentence; phonemes are words."""
+    """Hide phonemes, and dots that end no sentence by abbreviations.yaml; the length stays."""
     pattern, kinds, starts = _abbreviations(language)
 
     def hidden(found: re.Match) -> str:

@@ -85,7 +85,7 @@ class Words(unittest.TestCase):
             ("en", "at 6:30 AM, 6 a.m. sharp", "æt sˈɪks θˈɜːɾi ˌeɪˈɛm, sˈɪks ˌeɪˈɛm ʃˈɑːɹp"),
             ("en", "A4, the A380, a4, 3a up", "ˈeɪ fˈɔːɹ, ðə ˈeɪ θɹˈiː hˈʌndɹɪd ænd ˈeɪɾi"),
             ("en", 'Fig. A is, "a" is, A+ is', "fˈɪɡ. ˈeɪ ɪz, ˈeɪ ɪz, ˈeɪ plˈʌs ɪz"),
-            ("en", "a) one, A major", "ˈeɪ wˈʌn, ˈeɪ mˈeɪdʒɚ"),
+            ("en", "a) two, A major", "ˈeɪ tˈuː, ˈeɪ mˈeɪdʒɚ"),
             ("en", "Vitamin A is. A 5 A fuse", "vˈaɪɾəmɪn ˈeɪ ɪz. ɐ fˈaɪv ˈeɪ fjˈuːz"),
             ("en", "A dog. Once Upon A Time I", "ɐ dˈɑːɡ. wˈʌns əpˌɑːn ɐ tˈaɪm ˈaɪ"),
             ("fr", "le Y est, Y4, il y a", "lə- iɡʁˈɛk ˈɛ, iɡʁˈɛk kˈatʁ, il i ˈa"),

@@ -1,4 +1,4 @@
-"""Broken, foreign and very long sound files: rejected by name, and never read or decoded whole."""
+"""Odd, broken, foreign and very long sound files: read by all readers, or rejected by name."""
 
 import io
 import os
@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.config.schema import DataConfig
 from myxtts.data import audio_file
 from myxtts.data.audio_file import (
     BLOCK_SAMPLES,
@@ -20,6 +21,9 @@ from myxtts.data.audio_file import (
     read_recording,
     to_pcm,
 )
+from myxtts.data.inspection import inspect_corpus
+from myxtts.data.manifest import LengthRule, build_manifest
+from myxtts.data.metadata_file import read_corpus
 from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 
@@ -35,6 +39,96 @@ FORMATS = {  # name: (format, subtype, rate in Hz)
 READ = mock.patch.object(
     soundfile.SoundFile, "read", autospec=True, side_effect=soundfile.SoundFile.read
 )
+
+
+RATE_HZ = 22_050
+VOICE = np.random.default_rng(0).normal(0, 0.1, RATE_HZ).astype(np.float32)
+NOTHING = np.zeros_like(VOICE)
+PCM = np.rint(VOICE * 32_768).astype("<i2").tobytes()
+FORM = struct.pack("<HHIIHH", 1, 1, RATE_HZ, 2 * RATE_HZ, 2, 16)
+
+
+def chunk(name: bytes, body: bytes, promised: int | None = None) -> bytes:
+    return name + struct.pack("<I", len(body) if promised is None else promised) + body
+
+
+def wav(
+    promised: int | None = None, pcm: bytes = PCM, riff: int | None = None, after: bytes = b""
+) -> bytes:
+    """Return a WAV file whose header says these lengths; by default those that it has."""
+    body = b"WAVE" + chunk(b"fmt ", FORM) + chunk(b"data", pcm, promised) + after
+    return chunk(b"RIFF", body, riff)
+
+
+def sound(wave: np.ndarray, container: str = "WAV", subtype: str | None = None) -> bytes:
+    content = io.BytesIO()
+    soundfile.write(content, wave, RATE_HZ, subtype, format=container)
+    return content.getvalue()
+
+
+def channels(*waves: np.ndarray) -> bytes:
+    return sound(np.stack(waves, axis=1))
+
+
+def without_length(mp3: bytes) -> bytes:
+    """Return an MP3 file without its first frame."""
+    return mp3[mp3.index(mp3[:2], 4) :]
+
+
+MP3, FLAC, OGG = (sound(VOICE, name) for name in ("MP3", "FLAC", "OGG"))
+CLICK = np.where(np.arange(RATE_HZ) == 9_000, 1.5, VOICE)
+READABLE = {  # name: content, which is heard as VOICE
+    **{f"{size:x}": wav(size) for size in (0x7FFFFFFF, 0x7FFFF000, 2 * 10**9, 0x80000000)},
+    **{f"{size:x}": wav(size, riff=size) for size in (0xFFFFFFFE, 0xFFFFFFFF, 0x7FFFFFFE)},
+    "not closed": wav(0, riff=0),
+    "not closed, RIFF was": wav(0),
+    "one byte short": wav(len(PCM) + 1),
+    "as long as RIFF": wav(len(PCM) + 36),
+    "as long as the file": wav(len(PCM) + 44),
+    "RIFF of nothing": wav(riff=0),
+    "LIST": wav(after=chunk(b"LIST", b"abcd")),
+    "unknown chunk": wav(after=chunk(b"abcd", b"abcd")),
+    "au of -1": b".snd"
+    + struct.pack(">5I", 24, 2**32 - 1, 3, RATE_HZ, 1)
+    + sound(VOICE, "AU")[24:],
+    "telephone": sound(VOICE, subtype="GSM610"),
+    "g721": sound(VOICE, "AU", "G721_32"),
+    "opposite": channels(VOICE, -VOICE),
+    "opposite, softer": channels(VOICE, -0.5 * VOICE),
+    "one of two": channels(NOTHING, VOICE),
+    "one of six": channels(*[NOTHING] * 4, VOICE, NOTHING),
+    "beside a constant": channels(VOICE, NOTHING + 0.3),
+    "click": sound(CLICK, subtype="FLOAT"),
+    "tagged": b"ID3\3\0\0\0\0\10\0" + bytes(1_024) + MP3 + b"TAG" + bytes(125),
+}
+REJECTED = {  # name: content, and reason
+    "cut": (wav()[:-1_000], "truncated"),
+    "cut gsm": (sound(VOICE, subtype="GSM610")[:-1_000], "truncated"),
+    "cut aiff": (sound(VOICE, "AIFF")[:-1_000], "truncated"),
+    "cut au": (sound(VOICE, "AU")[:-1_000], "truncated"),
+    "cut w64": (sound(VOICE, "W64")[:-1_000], "truncated"),
+    "cut rf64": (sound(VOICE, "RF64")[:-1_000], "truncated"),
+    "cut ogg": (OGG[: len(OGG) // 2], "truncated"),
+    "cut mp3": (MP3[: len(MP3) // 2], "truncated"),
+    "no length": (without_length(MP3), "unreadable"),
+    "two wav": (wav() * 2, "joined"),
+    "two of odd length": (sound(VOICE[1:], subtype="PCM_U8")[:-1] * 2, "joined"),
+    "two streams": (wav(0xFFFFFFFF) * 2, "joined"),
+    "two data": (wav(after=chunk(b"data", PCM)), "joined"),
+    "two mp3": (MP3 * 2, "joined"),
+    "mp3 and another": (MP3 + without_length(MP3), "joined"),
+    "two ogg": (OGG * 2, "joined"),
+    "two flac": (FLAC * 2, "joined"),
+    "two aiff": (sound(VOICE, "AIFF") * 2, "joined"),
+    "two au": (sound(VOICE, "AU") * 2, "joined"),
+    "RIFX": (wav() + chunk(b"RIFX", bytes(8)), "unreadable"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "unreadable"),
+    "16 bits": (sound(32_767 * VOICE, subtype="FLOAT"), "another scale"),
+    "24 bits": (sound(2.0**23 * VOICE, subtype="DOUBLE"), "another scale"),
+    "far too loud": (sound(20 * VOICE, subtype="FLOAT"), "another scale"),
+    "divided twice": (sound(VOICE / 32_768, subtype="FLOAT"), "another scale"),
+    "16 bits of 32": (sound((32_767 * VOICE).astype(np.int32), subtype="PCM_32"), "another scale"),
+}
 
 
 def compressed(name: str) -> bytes:
@@ -68,6 +162,80 @@ def _ogg_checksum(page: bytes) -> int:
         for _ in range(8):
             value = value << 1 ^ (0x104C11DB7 if value & 0x80000000 else 0)
     return value
+
+
+class OddFiles(FolderCase):
+    def corpus(self) -> dict[str, str]:
+        """Write all files and their metadata; return the reason of those to be rejected."""
+        contents = {name: content for name, (content, _) in REJECTED.items()} | READABLE
+        for name, content in contents.items():
+            self.write(f"wavs/{name}.wav", content)
+        self.write("metadata.csv", "".join(f"{name}|{name}\n" for name in contents))
+        return {f"{name}.wav": reason for name, (_, reason) in REJECTED.items()}
+
+    def test_a_file_is_read_by_all_readers_or_rejected_by_name(self):
+        expected = self.corpus()
+        data = DataConfig(train_data=str(self.folder), text_frontend="characters")
+        rows = read_corpus(self.folder / "metadata.csv", "en")
+        manifest, _, rejected = build_manifest(rows, data, LengthRule())
+        self.assertEqual({row.audio: row.reason for row in rejected}, expected)
+        with (
+            mock.patch.object(audio_file, "_said", set()),
+            self.assertLogs("myxtts.data.audio_file") as said,
+        ):
+            for row, path in enumerate(manifest.paths):
+                with self.subTest(Path(path).name):
+                    pcm = read_pcm(path, int(manifest.samples[row]))
+                    self.assertAlmostEqual(len(pcm), RATE_HZ, delta=700)
+                    self.assertAlmostEqual(pcm.std() / 32_768, 0.1, delta=0.015)
+                    stretch = read_pcm(path, 5_000, start=9_000)
+                    np.testing.assert_allclose(stretch, pcm[9_000:14_000], atol=2_000)
+        self.assertEqual(len(said.output), 1)
+        self.assertIn("opposite.wav: channels that are silent, or cancel", said.output[0])
+        inspection = inspect_corpus(data)
+        self.assertEqual({row.audio: row.reason for row in inspection.rejected}, expected)
+        self.assertEqual([clip.path for clip in inspection.clips], [*manifest.paths])
+
+    def test_references_are_read_or_rejected_with_the_reason(self):
+        self.corpus()
+        for name in READABLE:
+            with self.subTest(name):
+                path = self.folder / "wavs" / f"{name}.wav"
+                check_recording(path, *REFERENCE)
+                self.assertAlmostEqual(read_recording(path, *REFERENCE).std(), 0.1, delta=0.015)
+        for name, (_, reason) in REJECTED.items():
+            with self.subTest(name), self.assertRaisesRegex(DataError, f"{reason}.* --reference"):
+                check_recording(self.folder / "wavs" / f"{name}.wav", *REFERENCE)
+
+    def test_a_reference_is_what_is_heard_of_a_recording(self):
+        pause = [NOTHING] * 6
+        hiss = [VOICE[::-1] / 20] * 6
+        for name, waves, expected in (
+            ("silent", [NOTHING], "no sound in its first .*"),
+            ("constant", [NOTHING + 0.3], "no sound in its first .*"),
+            ("too late", pause * 7 + [VOICE], "no sound in its first .*"),
+            ("late", [*pause, VOICE], VOICE),
+            ("late in noise", [*hiss, 5 * VOICE], 5 * VOICE),
+            ("soft", [VOICE / 50], VOICE / 50),
+        ):
+            path = self.write(name, sound(np.concatenate(waves)))
+            for trim in (None, 60.0):
+                with self.subTest(name, trim=trim):
+                    if isinstance(expected, str):
+                        with self.assertRaisesRegex(DataError, f"{name} has {expected}. Give"):
+                            read_recording(path, *REFERENCE, RATE_HZ // 2, trim)
+                        with self.assertRaisesRegex(DataError, f"{name} has {expected}. Give"):
+                            check_recording(path, *REFERENCE)
+                    else:
+                        found = read_recording(path, *REFERENCE, RATE_HZ // 2, trim)
+                        level = np.clip(expected, -1, 1).std()
+                        self.assertAlmostEqual(found.std() / level, 1.0, delta=0.1)
+
+    def test_a_clipped_reference_is_named(self):
+        path = self.write("a.wav", sound(np.clip(50 * VOICE, -1, 1)))
+        with self.assertLogs("myxtts.data.audio_file") as said:
+            read_recording(path, *REFERENCE)
+        self.assertIn("a.wav is clipped: ", said.output[0])
 
 
 class BrokenFiles(FolderCase):

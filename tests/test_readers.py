@@ -88,8 +88,8 @@ class ReadPcmTest(FolderCase):
         self.assertLess(np.abs(read_pcm(self.folder / "a.wav")[500:-500]).max(), 40)
 
     def test_channels_are_averaged(self):
-        write_sound(self.folder / "a.wav", np.array([[0.5, 0.25], [0.5, -0.5]]))
-        np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), [12_288, 0])
+        write_sound(self.folder / "a.wav", np.array([[0.5, 0.25], [0.25, -0.5]]))
+        np.testing.assert_array_equal(read_pcm(self.folder / "a.wav"), [12_288, -4_096])
 
     def test_samples_beyond_full_scale_are_clipped(self):
         write_sound(self.folder / "a.wav", np.array([1.5, -1.5, 1.0, -1.0]), subtype="FLOAT")

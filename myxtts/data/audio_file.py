@@ -1,14 +1,18 @@
 """Audio files of a corpus and single recordings: headers, and PCM at 22,050 Hz. No TensorFlow.
 
-Headers are read with a bounded number of reads. This module parses those of plain WAV files itself,
-since a corpus may have a million of them; libsndfile reads all others, after ffmpeg if need be.
+This module parses the headers of plain WAV files itself, since a corpus may have a million of them;
+libsndfile reads all others, after ffmpeg if need be. What `read_header` and `check_finite` accept
+can be read by all readers.
 """
 
 import io
+import logging
 import math
 import os
+import re
 import stat
 import struct
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +22,7 @@ import soundfile
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.quality import clipped
 from myxtts.data.ffmpeg import libsndfile_path
 from myxtts.errors import DataError
 from myxtts.files import attach_path_to_errors
@@ -29,8 +34,28 @@ NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ,
 # does: readers go on until the end of the stream.
 STREAMED_BYTES = 0xFFFFFFFF
 HEADER_BYTES = 44
+# Programs write 2e9, 0x7FFFF000, 0x7FFFFFFF and the like instead of a length that they do not know.
+UNKNOWN_BYTES = 2_000_000_000
+# A length may count the header, or a sample that was not written.
+EXCESS_BYTES = 128
 # Real files have fewer than ten; limits the reads of a damaged one.
 MAX_CHUNKS = 64
+# TensorFlow and libsndfile skip these alike.
+PLAIN_CHUNKS = (b"fmt ", b"data", b"LIST", b"fact", b"JUNK", b"PAD ", b"id3 ", b"cue ", b"smpl")
+# Lengths that are not those of the file, in the log of libsndfile.
+LENGTHS = re.compile(r"(?:data|Data Size|SSND|riff|Riff size) *: (\d+) \(should be (\d+)\)")
+# The first frame of an MP3 file, as Xing and LAME write it: flags, number of frames, bytes.
+XING = re.compile(rb"\xff[\xe0-\xff].{2,4}?\0+(?:Xing|Info)\0\0\0(.)(.{4})(.{4})", re.DOTALL)
+XING_BYTES, HAS_FRAMES, HAS_BYTES = 64, 1, 2
+# All streams of an OGG file begin here, and one of LAYOUTS says its length in bytes 4 to 7.
+FIRST_PAGES_BYTES = 1024
+SCANNED_BYTES = 2**20
+# A frame of MP3, and a tag after it.
+MAX_REST_BYTES = 1_600
+CONTAINERS = (b"RIFF", b"RF64", b"riff", b"FORM", b"caff", b".snd", b"fLaC", b"OggS")
+LAYOUTS = (b"WAVE", b"AIFF", b"AIFC")
+JOINED = "another recording follows in the same file; split or convert it"
+NO_LENGTH = "its header does not say how long it is; write the file again"
 RATE_LIMITS_HZ = (1_000, 768_000)
 # Per channel: all channels of a long recording may not fit into memory.
 BLOCK_SAMPLES = 65_536
@@ -45,12 +70,25 @@ WHOLE = -1
 # Silence at the ends is cut off in pieces of this length, of which the inner ones are kept.
 END_SAMPLES = 512
 KEPT_ENDS = 2
-RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech."
-"""Role, shortest length in seconds, and advice, for `check_recording`."""
+# Samples of these may have another scale: were divided twice, below such a peak, or not at all, if
+# there is more above than a click.
+WIDE = ("FLOAT", "DOUBLE", "PCM_32")
+MIN_PEAK, MAX_PEAK, CLICK = 1e-3, 4.0, 1e-3
+# Of the power of the loudest channel.
+SILENT_CHANNEL = 1e-3
+# Levels at which nothing is heard, and below which speech may come later, which is LATE_DB above.
+SILENT, QUIET, LATE_DB = 1e-3, 2e-2, 30.0
+MAX_CLIPPED = 0.005
+RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech.", False
+"""Role, shortest length in seconds, advice, and whether it must be heard: `check_recording`."""
 REFERENCE = (
     *("reference", 0.5),
     "Give audio files of the speaker with --reference, each with at least 0.5 s of speech.",
+    True,
 )
+
+log = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
 class UnusableAudio(DataError):
@@ -66,31 +104,35 @@ class UnusableAudio(DataError):
 class AudioHeader:
     """Length of one file, in samples per channel, and its format.
 
-    `tf.audio.decode_wav` reads a native file unconverted; floating samples may not be finite.
+    `tf.audio.decode_wav` reads a native file unconverted. Of 32 bits and more (`wide`), samples may
+    be on any scale, or not finite: `check_finite`.
     """
 
     samples: int
     rate_hz: int
     native: bool
-    floating: bool
+    wide: bool
 
 
 def read_header(path: str) -> AudioHeader:
-    """Read a header; raise UnusableAudio if the file is missing, empty, unreadable or truncated."""
+    """Read a header; raise UnusableAudio if a file is missing, unreadable, truncated or joined."""
     member = member_of(path)
     try:
         # A named pipe would block forever.
         if member is None and not stat.S_ISREG(os.stat(path).st_mode):
             raise UnusableAudio("not a file")
-        with io.BytesIO(read_member(member)) if member else open(path, "rb") as file:
+        with io.BytesIO(read_member(member)) if member else open(path, "rb", 0) as file:
             size = file.seek(0, os.SEEK_END)
             if size == 0:
                 raise UnusableAudio("empty file")
             file.seek(0)
-            header = _native_header(file, size)
-            if header is None:
-                file.seek(0)
-                header = _libsndfile_header(file if member else libsndfile_path(path))
+            start = file.read(12)
+            if start == b"version http":
+                raise UnusableAudio("unreadable", "a pointer of Git LFS; `git lfs pull` gets it")
+            header = _native_header(file, size) if start[:4] == b"RIFF" else None
+            decoded = path if header or member else libsndfile_path(path)
+            with open(decoded, "rb", 0) if decoded != path else nullcontext(file) as sound:
+                header = header or _libsndfile_header(sound)
     except UnusableAudio:
         raise
     except FileNotFoundError:
@@ -107,24 +149,62 @@ def read_header(path: str) -> AudioHeader:
 
 
 def check_finite(path: str) -> None:
-    """Read all samples; raise UnusableAudio at the first NaN or infinity."""
+    """Read all samples; raise UnusableAudio at a NaN or infinity, or for another scale."""
+    peak, samples, beyond = 0.0, 0, 0
     try:
         with open_audio(path) as file, open_sound(file) as sound:
-            blocks = sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True)
-            for number, block in enumerate(blocks):
-                finite = np.isfinite(block).all(axis=1)
-                if not finite.all():
-                    sample = number * BLOCK_SAMPLES + int(finite.argmin())
+            for block in sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True):
+                loudest = np.abs(block).max(axis=1)
+                if not np.isfinite(highest := loudest.max()):
+                    sample = samples + int(np.isfinite(loudest).argmin())
                     raise UnusableAudio("not finite", f"sample {sample}")
+                peak, samples = max(peak, float(highest)), samples + len(block)
+                beyond += int((loudest > 1.0).sum())
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
+    if 0.0 < peak < MIN_PEAK:
+        detail = f"nearly silent, with a peak of {peak:.1e} of 1.0; was it divided twice?"
+        raise UnusableAudio("another scale", detail)
+    if fault := _scale_fault(peak, beyond / max(samples, 1)):
+        raise UnusableAudio("another scale", fault)
+    if beyond > CLICK * samples:
+        _say_once("samples beyond 1.0 are clipped", path)
+
+
+def _scale_fault(peak: float, beyond: float) -> str:
+    """Return what is wrong with a peak, and a fraction of samples, beyond 1.0; "" if nothing."""
+    bits = next((bits for bits in (16, 24) if peak <= 2 ** (bits - 1)), 32)
+    fault = f"a peak of {peak:,.1f} of 1.0, as of integers of {bits} bits; divide by their range"
+    return fault if peak > MAX_PEAK and beyond > CLICK else ""
+
+
+def _say_once(what: str, path: str | Path) -> None:
+    """Log what holds of a file, and perhaps of others, of which no more is said."""
+    if what not in _said:
+        _said.add(what)
+        log.warning("%-14s %s: %s (said once)", "audio", path, what)
 
 
 def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
-    """The header of a WAV file that TensorFlow decodes, or None; raises if a WAV is truncated."""
-    start = file.read(12)
-    if start[:4] != b"RIFF" or start[8:] != b"WAVE":
-        return None
+    """The header of a WAV file that TensorFlow and libsndfile decode alike, or None."""
+    chunks = _chunks(file)
+    lengths = [promised for name, _, promised, _ in chunks if name == b"data"]
+    # A length of 16 or 18 excludes the extensible format. decode_wav knows neither padding bytes
+    # nor bytes after the last chunk.
+    is_native = (
+        len(lengths) == 1
+        and (chunks[0][0], chunks[0][3]) == (b"fmt ", NATIVE_FORMAT)
+        and chunks[0][2] in (16, 18)
+        and all(name in PLAIN_CHUNKS and promised % 2 == 0 for name, _, promised, _ in chunks)
+        and sum(chunks[-1][1:3]) == size
+    )
+    return (
+        AudioHeader(lengths[0] // 2, SAMPLE_RATE_HZ, native=True, wide=False) if is_native else None
+    )
+
+
+def _chunks(file: BinaryIO) -> list[tuple[bytes, int, int, bytes]]:
+    """Return name, first byte, promised length and up to 16 bytes of the chunks of a WAV file."""
     chunks = []
     begin = 12
     for _ in range(MAX_CHUNKS):
@@ -133,60 +213,96 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
         if len(head) < 8:
             break
         promised = int.from_bytes(head[4:8], "little")
-        begin += 8
-        chunks.append((head[:4], promised, size - begin, head[8 : 8 + promised]))
-        begin += promised + promised % 2
-    sound = [chunk for chunk in chunks if chunk[0] == b"data"]
-    for _, promised, available, _ in sound:
-        if available < promised != STREAMED_BYTES:
-            detail = f"the header promises {promised} bytes of audio, but the file has {available}"
-            raise UnusableAudio("truncated", detail)
-    # A length of 16 or 18 excludes the extensible format. decode_wav knows neither padding bytes
-    # nor bytes after the last chunk.
-    is_native = (
-        len(sound) == 1
-        and (chunks[0][0], chunks[0][3]) == (b"fmt ", NATIVE_FORMAT)
-        and chunks[0][1] in (16, 18)
-        and all(promised % 2 == 0 for _, promised, _, _ in chunks)
-        and chunks[-1][1] == chunks[-1][2]
-    )
-    if not is_native:
-        return None
-    return AudioHeader(sound[0][1] // 2, SAMPLE_RATE_HZ, native=True, floating=False)
+        chunks.append((head[:4], begin + 8, promised, head[8 : 8 + promised]))
+        begin += 8 + promised + promised % 2
+    return chunks
 
 
-def _libsndfile_header(source: str | BinaryIO) -> AudioHeader:
+def _libsndfile_header(file: BinaryIO) -> AudioHeader:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(12)
+    is_mpeg = start.startswith((b"ID3", b"\xff"))
+    # Before libmpg123 sees it, which writes to stderr without a name.
+    is_whole = is_mpeg and _is_whole_mpeg(file, start, size)
+    if start[:4] in CONTAINERS:
+        _check_joined(file, start)
     try:
-        with soundfile.SoundFile(
-            os.fsencode(source) if isinstance(source, str) else source
-        ) as sound:
+        with open_sound(file) as sound:
             samples = sound.frames
             # libsndfile's length of a FLAC stream is 2^63 - 1.
             if samples / sound.samplerate > 1e9:
-                detail = "the header does not contain the length; write the file again"
-                raise UnusableAudio("unreadable", detail)
+                raise UnusableAudio("unreadable", NO_LENGTH)
+            for promised, found in LENGTHS.findall(notes := sound.extra_info):
+                _check_complete(int(promised), int(found))
+            if "lacks an end-of-stream" in notes and "Junk" in notes:
+                raise UnusableAudio("truncated", "the last page of the OGG file is not complete")
             # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with
-            # damaged codebooks.
-            last = 0 if sound.format == "OGG" else samples - 1
-            if samples and not _reads_sample(sound, last):
+            # damaged codebooks, and some formats cannot seek.
+            last = samples - 1 if sound.format != "OGG" and sound.seekable() else 0
+            reaches = not samples or _reaches(sound, last, 0 if is_whole else 1)
+            # libmpg123 guesses the length of an MP3 file that does not say it.
+            rest = size - file.tell() if is_mpeg and not is_whole else 0
+            if rest > MAX_REST_BYTES or (is_mpeg and not is_whole and not reaches):
+                raise UnusableAudio("unreadable", NO_LENGTH)
+            if not reaches:
                 detail = f"the header promises {samples} samples, but not all can be decoded"
                 raise UnusableAudio("truncated", detail)
-            is_floating = sound.subtype in ("FLOAT", "DOUBLE")
-            return AudioHeader(samples, sound.samplerate, native=False, floating=is_floating)
+            return AudioHeader(samples, sound.samplerate, False, sound.subtype in WIDE)
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
-    except TypeError as error:
-        # soundfile takes *.raw for data without a header.
-        raise UnusableAudio("unreadable", "raw samples without a header") from error
 
 
-def _reads_sample(sound: soundfile.SoundFile, position: int) -> bool:
-    """Whether the sample exists: the header of a truncated FLAC or MP3 file is intact."""
+def _check_complete(promised: int, found: int) -> None:
+    """Raise UnusableAudio if a length in bytes that somebody meant is more than the file has."""
+    if found + EXCESS_BYTES < promised < UNKNOWN_BYTES:
+        detail = f"the header promises {promised} bytes of audio, but the file has {found}"
+        raise UnusableAudio("truncated", detail)
+
+
+def _check_joined(file: BinaryIO, start: bytes) -> None:
+    """Raise UnusableAudio if a file has two sounds, or begins again: in a WAV after its sound."""
+    begin, again = FIRST_PAGES_BYTES, re.escape(start[:6])
+    if start[8:] in LAYOUTS:
+        again = re.escape(start[:4]) + b".{4}" + start[8:]
+    if start[:4] == b"RIFF":
+        sounds = [chunk[1:3] for chunk in _chunks(file) if chunk[0] == b"data"]
+        if len(sounds) > 1:
+            raise UnusableAudio("joined", JOINED)
+        for first, promised in sounds:
+            begin = first if promised >= UNKNOWN_BYTES else first + promised
+    file.seek(begin)
+    before = b""
+    while block := file.read(SCANNED_BYTES):
+        if re.search(again, before + block, re.DOTALL):
+            raise UnusableAudio("joined", JOINED)
+        before = block[-len(start) :]
+
+
+def _is_whole_mpeg(file: BinaryIO, start: bytes, size: int) -> bool:
+    """Whether an MP3 file says its length, and has it; raise UnusableAudio if it has another."""
+    begin = 0
+    if start.startswith(b"ID3"):
+        begin = 10 + sum(byte << 7 * place for place, byte in enumerate(start[9:5:-1]))
+    file.seek(begin)
+    found = XING.match(file.read(XING_BYTES))
+    if found is None or not found[1][0] & HAS_BYTES:
+        return False
+    promised = int.from_bytes(found[3] if found[1][0] & HAS_FRAMES else found[2], "big")
+    _check_complete(promised - promised // 100, size - begin)
+    file.seek(begin + promised)
+    if re.match(rb"ID3|\xff[\xe2-\xff]", file.read(3)):
+        raise UnusableAudio("joined", JOINED)
+    return begin + promised <= size
+
+
+def _reaches(sound: soundfile.SoundFile, position: int, samples: int) -> bool:
+    """Whether samples can be read there: the header of a truncated FLAC or MP3 file is intact."""
     try:
         # An MP3 file whose header was changed ends at another position.
         if position and sound.seek(position) != position:
             return False
-        return len(sound.read(1)) == 1
+        return len(sound.read(samples)) == samples
     except soundfile.LibsndfileError:
         return False
 
@@ -204,12 +320,24 @@ def open_audio(path: str | Path, content: bytes | None = None) -> BinaryIO:
         return io.BytesIO(content)
     # The errors of `open` are clearer than libsndfile's "System error".
     with open(path, "rb"):
-        return open(libsndfile_path(str(path)), "rb")
+        # libsndfile goes on where the descriptor is.
+        return open(libsndfile_path(str(path)), "rb", 0)
 
 
 def open_sound(file: BinaryIO) -> soundfile.SoundFile:
+    """Open what `open_audio` returned; a WAV file that was not closed is read to its end."""
+    file.seek(0)
     source = file if isinstance(file, io.BytesIO) else file.fileno()
-    return soundfile.SoundFile(source, closefd=False)
+    sound = soundfile.SoundFile(source, closefd=False)
+    chunks = [] if sound.frames or not sound.format.startswith("WAV") else _chunks(file)
+    for name, begin, promised, _ in chunks:
+        # A LIST after no sound leads to the end, but sound does not.
+        if name == b"data" and not promised and sum(chunks[-1][1:3]) != file.seek(0, os.SEEK_END):
+            file.seek(0)
+            content = bytearray(file.read())
+            content[begin - 4 : begin] = STREAMED_BYTES.to_bytes(4, "little")
+            return soundfile.SoundFile(io.BytesIO(content))
+    return sound
 
 
 def read_pcm(
@@ -258,7 +386,7 @@ def read_sound(
             if start == WHOLE:
                 return *_read(file, path, samples, max_s), 0
             assert samples is not None
-            return _read_stretch(file, start, samples)
+            return _read_stretch(file, path, start, samples)
     except soundfile.LibsndfileError as error:
         raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
     except OSError as error:
@@ -275,10 +403,17 @@ def _read(
             promised = int(resampled_length(sound.frames, sound.samplerate))
             _check_length(path, promised, samples, tolerance=1)
         frames = min(sound.frames, round(max_s * sound.samplerate))
-        return _mean_of_channels(sound, frames), sound.samplerate
+        mono = _mean_of_channels(sound, frames, path)
+        if sound.subtype in WIDE and len(mono):
+            loudness = np.abs(mono)
+            if fault := _scale_fault(loudness.max(), (loudness > 1.0).mean()):
+                raise DataError(f"{path} has another scale: {fault}")
+        return mono, sound.samplerate
 
 
-def _read_stretch(file: BinaryIO, start: int, samples: int) -> tuple[np.ndarray, int, int]:
+def _read_stretch(
+    file: BinaryIO, path: str | Path, start: int, samples: int
+) -> tuple[np.ndarray, int, int]:
     """Return at least a stretch of a file, its rate, and where the stretch begins after resampling.
 
     The first sample read is one that falls on a sample at 22,050 Hz.
@@ -294,17 +429,45 @@ def _read_stretch(file: BinaryIO, start: int, samples: int) -> tuple[np.ndarray,
         frames = min(end, sound.frames) - begin
         if frames <= 0:
             return np.zeros(0, np.float32), rate_hz, 0
+        if sound.seekable():
+            sound.seek(begin)
+            return _mean_of_channels(sound, frames, path), rate_hz, start - first
+        mono = _mean_of_channels(sound, begin + frames, path)
+        return mono[begin:], rate_hz, start - first
+
+
+def _mean_of_channels(sound: soundfile.SoundFile, frames: int, path: str | Path) -> np.ndarray:
+    """Return the mean of the channels that are heard, or the loudest if the others cancel it."""
+    count = sound.channels
+    begin = sound.tell() if count > 1 else 0
+    mono, power = _mean_and_power(sound, frames, np.full(count, True))
+    if not power.max() > 0.0:
+        return mono
+    heard = power > SILENT_CHANNEL * power.max()
+    # The mean of n unrelated channels has 1 / n of their power.
+    if 2 * mono.var() * count**2 < power.max() * heard.sum():
+        heard = np.arange(count) == power.argmax()
+    if not heard.all():
+        _say_once("channels that are silent, or cancel another one, are left out", path)
         sound.seek(begin)
-        return _mean_of_channels(sound, frames), rate_hz, start - first
+        mono, _ = _mean_and_power(sound, frames, heard)
+    return mono
 
 
-def _mean_of_channels(sound: soundfile.SoundFile, frames: int) -> np.ndarray:
-    mono = np.empty(frames, np.float32)
+def _mean_and_power(
+    sound: soundfile.SoundFile, frames: int, channels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the mean of some channels, float32 [samples]; and the variances of all."""
+    mono, moments = np.empty(frames, np.float32), np.zeros((2, sound.channels))
     read = 0
     for block in sound.blocks(BLOCK_SAMPLES, frames=frames, dtype="float32", always_2d=True):
-        mono[read : read + len(block)] = block.mean(axis=1)
+        mono[read : read + len(block)] = block[:, channels].mean(axis=1)
         read += len(block)
-    return mono[:read]
+        if sound.channels > 1:
+            moments += block.sum(axis=0, dtype=float), np.square(block).sum(axis=0, dtype=float)
+    mean, square = moments / max(read, 1)
+    with np.errstate(invalid="ignore"):
+        return mono[:read], square - mean**2
 
 
 def _check_length(path: str | Path, found: int, expected: int, tolerance: int) -> None:
@@ -342,11 +505,12 @@ def read_wave(
     return read_pcm(path, samples, max_s, start).astype(np.float32) / 32768.0
 
 
-def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
-    """Check the header of a recording, and that floating-point samples are finite.
+def check_recording(path: Path, role: str, min_s: float, advice: str, heard: bool = False) -> None:
+    """Check the header of a recording, the scale of its samples, and whether something is heard.
 
-    Raises DataError if it is missing, unreadable, too short or too long; its message has the `role`
-    of the recording, and ends with the advice. RECORDING and REFERENCE have both.
+    Raises DataError if it is missing, unreadable, too short or too long, of another scale, or, with
+    `heard`, silent where `read_recording` reads it; its message has the `role` of the recording,
+    and ends with the advice. RECORDING and REFERENCE have all of these.
     """
     try:
         header = read_header(str(path))
@@ -356,11 +520,25 @@ def check_recording(path: Path, role: str, min_s: float, advice: str) -> None:
         if length_s > MAX_RECORDING_S:
             limit = f"may have {MAX_RECORDING_S / 3600:g} h. Split it."
             raise DataError(f"the {role} {path} has {length_s / 3600:,.1f} h, but {limit}")
-        if header.floating:
+        if header.wide:
             check_finite(str(path))
     except UnusableAudio as error:
         fault = str(error).rstrip(".")
         raise DataError(f"the {role} {path} cannot be used: {fault}. {advice}") from error
+    if heard:
+        _check_heard(path, read_wave(path, max_s=TRIMMED_S), role, advice)
+
+
+def _check_heard(path: Path, wave: np.ndarray, role: str, advice: str) -> None:
+    if level(wave) < SILENT:
+        seconds = len(wave) / SAMPLE_RATE_HZ
+        raise DataError(f"the {role} {path} has no sound in its first {seconds:.1f} s. {advice}")
+
+
+def level(wave: np.ndarray) -> float:
+    """Return the root mean square of the loudest piece of END_SAMPLES, without its mean."""
+    pieces = wave[: len(wave) - len(wave) % END_SAMPLES].reshape(-1, END_SAMPLES)
+    return float(pieces.std(axis=1).max(initial=0.0))
 
 
 def read_recording(
@@ -368,23 +546,36 @@ def read_recording(
     role: str,
     min_s: float,
     advice: str,
+    heard: bool = False,
     max_samples: int = int(MAX_RECORDING_S * SAMPLE_RATE_HZ),
     trim: float | None = None,
 ) -> np.ndarray:
     """Read the beginning of a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
 
-    `trim` cuts the silence off its ends, as `speech_span`, up to TRIMMED_S of it. Raises DataError
-    as `check_recording` does, or if the samples cannot be read.
+    `trim` cuts the silence off its ends, as `speech_span`, up to TRIMMED_S of it; with `heard`, a
+    beginning without speech is cut off as well. Raises DataError as `check_recording` does, or if
+    the samples cannot be read.
     """
     check_recording(path, role, min_s, advice)
-    margin_s = FILTER_S if trim is None else TRIMMED_S
-    try:
-        wave = read_wave(path, max_s=max_samples / SAMPLE_RATE_HZ + margin_s)
-    except DataError as error:
-        raise DataError(f"{error}. {advice}") from error
-    if trim is not None:
-        wave = wave[slice(*speech_span(wave, trim))]
-    return wave[:max_samples]
+
+    def beginning(below_db: float | None) -> np.ndarray:
+        margin_s = FILTER_S if below_db is None else TRIMMED_S
+        try:
+            wave = read_wave(path, max_s=max_samples / SAMPLE_RATE_HZ + margin_s)
+        except DataError as error:
+            raise DataError(f"{error}. {advice}") from error
+        if below_db is not None:
+            wave = wave[slice(*speech_span(wave, below_db))]
+        return wave[:max_samples]
+
+    wave = beginning(trim)
+    if heard and level(wave) < QUIET:
+        wave = beginning(LATE_DB)
+    if heard:
+        _check_heard(path, wave, role, advice)
+        if (share := clipped(wave)) > MAX_CLIPPED:
+            log.warning("the %s %s is clipped: %.0f %% in flat peaks", role, path, 100 * share)
+    return wave
 
 
 def write_wav(path: Path, wave: np.ndarray) -> None:

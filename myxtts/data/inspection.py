@@ -229,33 +229,37 @@ def _measured(
     manifest, vocabulary, rejected = build_manifest(rows, data, LengthRule(), frontend=frontend)
     symbols = _sounds(manifest, vocabulary)
 
-    def clip(row: int) -> Clip:
+    def clip(row: int) -> Clip | None:
         start, samples = int(manifest.starts[row]), int(manifest.samples[row])
-        return Clip(
-            *(manifest.ids[row], manifest.paths[row], manifest.texts[row]),
-            *manifest.names_of(row, vocabulary),
-            *(start, samples, int(symbols[row])),
-            measure(*read_clip(manifest.paths[row], start, samples)),
-        )
+        path = manifest.paths[row]
+        try:
+            sound = read_clip(path, start, samples)
+        except DataError as error:
+            # Its header is intact, or it has changed.
+            rejected.append(RejectedRow(str(rows.metadata), 0, path, "unreadable", str(error)))
+            return None
+        names = manifest.names_of(row, vocabulary)
+        place = start, samples, int(symbols[row])
+        return Clip(manifest.ids[row], path, manifest.texts[row], *names, *place, measure(*sound))
 
     # NumPy computes most of it without Python's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         clips = pool.map(clip, range(len(manifest)))
         bar = tqdm(clips, "clips", len(manifest), leave=False, disable=None, unit="utt")
         try:
-            return list(bar), rejected
+            return [clip for clip in bar if clip is not None], rejected
         finally:
             # Ctrl-C must not wait for the rest of the corpus.
             pool.shutdown(cancel_futures=True)
 
 
 def read_clip(path: str, start: int, samples: int) -> tuple[np.ndarray, int]:
-    """Read a clip at its own rate, float32 [samples], the mean of its channels; and the rate."""
+    """Read a clip at its own rate, float32 [samples], as training hears it; and the rate."""
     mono, rate_hz, skipped = read_sound(path, samples, start=start)
     first, end = (place * rate_hz // SAMPLE_RATE_HZ for place in (skipped, skipped + samples))
     if start == WHOLE:
         end = len(mono)
-    return mono[first:end], rate_hz
+    return np.clip(mono[first:end], -1.0, 1.0), rate_hz
 
 
 def _sounds(manifest: Manifest, vocabulary: Vocabulary) -> np.ndarray:

@@ -345,8 +345,8 @@ def _examine(
             start, samples = _trimmed(path, start, samples, data.trim)
         if fault := duration_fault(samples, data):
             raise fault
-        # Of floats alone, since it reads all samples.
-        if header.floating:
+        # Of 32 bits alone, since it reads all samples.
+        if header.wide:
             check_finite(path)
     except UnusableAudio as error:
         return error

@@ -150,32 +150,34 @@ def read_header(path: str) -> AudioHeader:
 
 def check_finite(path: str) -> None:
     """Read all samples; raise UnusableAudio at a NaN or infinity, or for another scale."""
-    peak, samples, beyond = 0.0, 0, 0
+    peaks: list[float] = []
+    samples = beyond = 0
     try:
         with open_audio(path) as file, open_sound(file) as sound:
             for block in sound.blocks(BLOCK_SAMPLES, dtype="float32", always_2d=True):
-                loudest = np.abs(block).max(axis=1)
-                if not np.isfinite(highest := loudest.max()):
-                    sample = samples + int(np.isfinite(loudest).argmin())
+                peaks.append(float(np.abs(block).max()))
+                if not math.isfinite(peaks[-1]):
+                    sample = samples + int(np.isfinite(block).all(axis=1).argmin())
                     raise UnusableAudio("not finite", f"sample {sample}")
-                peak, samples = max(peak, float(highest)), samples + len(block)
-                beyond += int((loudest > 1.0).sum())
+                samples += len(block)
+                if peaks[-1] > 1.0:
+                    beyond += int((np.abs(block) > 1.0).any(axis=1).sum())
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
-    if 0.0 < peak < MIN_PEAK:
-        detail = f"nearly silent, with a peak of {peak:.1e} of 1.0; was it divided twice?"
-        raise UnusableAudio("another scale", detail)
-    if fault := _scale_fault(peak, beyond / max(samples, 1)):
+    if fault := _scale_fault(max(peaks, default=0.0), beyond / max(samples, 1)):
         raise UnusableAudio("another scale", fault)
     if beyond > CLICK * samples:
         _say_once("samples beyond 1.0 are clipped", path)
 
 
-def _scale_fault(peak: float, beyond: float) -> str:
-    """Return what is wrong with a peak, and a fraction of samples, beyond 1.0; "" if nothing."""
+def _scale_fault(peak: float, beyond: float) -> str | None:
+    """Return what is wrong with a peak, and a fraction of samples, beyond 1.0."""
+    if 0.0 < peak < MIN_PEAK:
+        return f"nearly silent, with a peak of {peak:.1e} of 1.0; was it divided twice?"
+    if peak <= MAX_PEAK or beyond <= CLICK:
+        return None
     bits = next((bits for bits in (16, 24) if peak <= 2 ** (bits - 1)), 32)
-    fault = f"a peak of {peak:,.1f} of 1.0, as of integers of {bits} bits; divide by their range"
-    return fault if peak > MAX_PEAK and beyond > CLICK else ""
+    return f"a peak of {peak:,.1f} of 1.0, as of integers of {bits} bits; divide by their range"
 
 
 def _say_once(what: str, path: str | Path) -> None:
@@ -246,8 +248,9 @@ def _libsndfile_header(file: BinaryIO) -> AudioHeader:
             if rest > MAX_REST_BYTES or (is_mpeg and not is_whole and not reaches):
                 raise UnusableAudio("unreadable", NO_LENGTH)
             if not reaches:
-                detail = f"the header promises {samples} samples, but not all can be decoded"
-                raise UnusableAudio("truncated", detail)
+                reason = "truncated" if sound.format in ("FLAC", "MP3", "OGG") else "unreadable"
+                detail = f"not all of the {samples} samples that the header promises can be decoded"
+                raise UnusableAudio(reason, detail)
             return AudioHeader(samples, sound.samplerate, False, sound.subtype in WIDE)
     except soundfile.LibsndfileError as error:
         raise UnusableAudio("unreadable", error.error_string) from error
@@ -381,93 +384,73 @@ def read_sound(
     Of a stretch, with what the resampling filter sees; the last value is where it begins after
     resampling.
     """
+    first, begin = 0, 0
     try:
-        with open_audio(path, content) as file:
-            if start == WHOLE:
-                return *_read(file, path, samples, max_s), 0
-            assert samples is not None
-            return _read_stretch(file, path, start, samples)
+        with open_audio(path, content) as file, open_sound(file) as sound:
+            rate_hz = sound.samplerate
+            end = round(max_s * rate_hz)
+            if start != WHOLE:
+                assert samples is not None
+                margin_s = FILTER_S if rate_hz != SAMPLE_RATE_HZ else 0.0
+                first = max(start - int(margin_s * SAMPLE_RATE_HZ), 0)
+                # The first sample read is one that falls on a sample at 22,050 Hz.
+                first -= first % (SAMPLE_RATE_HZ // math.gcd(rate_hz, SAMPLE_RATE_HZ))
+                begin = first * rate_hz // SAMPLE_RATE_HZ
+                end = math.ceil((start + samples) * rate_hz / SAMPLE_RATE_HZ + margin_s * rate_hz)
+            elif samples is not None:
+                # Another length than expected may be more than the memory takes.
+                promised = int(resampled_length(sound.frames, rate_hz))
+                _check_length(path, promised, samples, tolerance=1)
+            end = min(end, sound.frames)
+            mono = _mean_of_channels(sound, min(begin, end), end, path)
     except soundfile.LibsndfileError as error:
         raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    # Not of a stretch, which a click may fill.
+    may_differ = start == WHOLE and sound.subtype in WIDE
+    peak = float(np.abs(mono).max(initial=0.0)) if may_differ else 0.0
+    if peak > MAX_PEAK and (fault := _scale_fault(peak, (np.abs(mono) > 1.0).mean())):
+        raise DataError(f"{path} has another scale: {fault}")
+    return mono, rate_hz, max(start, 0) - first
 
 
-def _read(
-    file: BinaryIO, path: str | Path, samples: int | None, max_s: float
-) -> tuple[np.ndarray, int]:
-    """Return the mean of the channels, float32, not finite where one is not, and the rate."""
-    with open_sound(file) as sound:
-        # Another length than expected may be more than the memory takes.
-        if samples is not None:
-            promised = int(resampled_length(sound.frames, sound.samplerate))
-            _check_length(path, promised, samples, tolerance=1)
-        frames = min(sound.frames, round(max_s * sound.samplerate))
-        mono = _mean_of_channels(sound, frames, path)
-        if sound.subtype in WIDE and len(mono):
-            loudness = np.abs(mono)
-            if fault := _scale_fault(loudness.max(), (loudness > 1.0).mean()):
-                raise DataError(f"{path} has another scale: {fault}")
-        return mono, sound.samplerate
-
-
-def _read_stretch(
-    file: BinaryIO, path: str | Path, start: int, samples: int
-) -> tuple[np.ndarray, int, int]:
-    """Return at least a stretch of a file, its rate, and where the stretch begins after resampling.
-
-    The first sample read is one that falls on a sample at 22,050 Hz.
-    """
-    with open_sound(file) as sound:
-        rate_hz = sound.samplerate
-        divisor = math.gcd(rate_hz, SAMPLE_RATE_HZ)
-        margin_s = FILTER_S if rate_hz != SAMPLE_RATE_HZ else 0.0
-        first = max(start - int(margin_s * SAMPLE_RATE_HZ), 0)
-        first -= first % (SAMPLE_RATE_HZ // divisor)
-        begin = first * rate_hz // SAMPLE_RATE_HZ
-        end = math.ceil((start + samples) * rate_hz / SAMPLE_RATE_HZ + margin_s * rate_hz)
-        frames = min(end, sound.frames) - begin
-        if frames <= 0:
-            return np.zeros(0, np.float32), rate_hz, 0
-        if sound.seekable():
-            sound.seek(begin)
-            return _mean_of_channels(sound, frames, path), rate_hz, start - first
-        mono = _mean_of_channels(sound, begin + frames, path)
-        return mono[begin:], rate_hz, start - first
-
-
-def _mean_of_channels(sound: soundfile.SoundFile, frames: int, path: str | Path) -> np.ndarray:
-    """Return the mean of the channels that are heard, or the loudest if the others cancel it."""
-    count = sound.channels
-    begin = sound.tell() if count > 1 else 0
-    mono, power = _mean_and_power(sound, frames, np.full(count, True))
-    if not power.max() > 0.0:
-        return mono
+@np.errstate(invalid="ignore")
+def _mean_of_channels(
+    sound: soundfile.SoundFile, begin: int, end: int, path: str | Path
+) -> np.ndarray:
+    """Return the mean of the channels that are heard, or the loudest if others cancel it."""
+    mono, covariance = _mean_and_covariance(sound, begin, end, slice(None))
+    power = covariance.diagonal()
     heard = power > SILENT_CHANNEL * power.max()
-    # The mean of n unrelated channels has 1 / n of their power.
-    if 2 * mono.var() * count**2 < power.max() * heard.sum():
-        heard = np.arange(count) == power.argmax()
-    if not heard.all():
+    # The sum of n unrelated channels has n times their power.
+    if 2 * covariance[heard][:, heard].sum() < heard.sum() * power.max():
+        heard = np.arange(len(power)) == power.argmax()
+    # None is of one channel, and if all are silent, or a sample is not finite.
+    if heard.any() and not heard.all():
         _say_once("channels that are silent, or cancel another one, are left out", path)
-        sound.seek(begin)
-        mono, _ = _mean_and_power(sound, frames, heard)
+        mono, _ = _mean_and_covariance(sound, begin, end, heard)
     return mono
 
 
-def _mean_and_power(
-    sound: soundfile.SoundFile, frames: int, channels: np.ndarray
+def _mean_and_covariance(
+    sound: soundfile.SoundFile, begin: int, end: int, channels: np.ndarray | slice
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read the mean of some channels, float32 [samples]; and the variances of all."""
-    mono, moments = np.empty(frames, np.float32), np.zeros((2, sound.channels))
-    read = 0
+    """Read the mean of some channels, float32 [samples], and the covariance of all of several."""
+    if sound.seekable() and sound.tell() != begin:
+        sound.seek(begin)
+    skipped = 0 if sound.seekable() else begin
+    frames = end - begin + skipped
+    mono, read = np.empty(frames, np.float32), 0
+    sums, products = np.zeros(sound.channels), np.zeros((sound.channels, sound.channels))
     for block in sound.blocks(BLOCK_SAMPLES, frames=frames, dtype="float32", always_2d=True):
         mono[read : read + len(block)] = block[:, channels].mean(axis=1)
         read += len(block)
         if sound.channels > 1:
-            moments += block.sum(axis=0, dtype=float), np.square(block).sum(axis=0, dtype=float)
-    mean, square = moments / max(read, 1)
-    with np.errstate(invalid="ignore"):
-        return mono[:read], square - mean**2
+            # By BLAS, whose float32 sums are exact enough.
+            sums += np.ones(len(block), np.float32) @ block
+            products += block.T @ block
+    return mono[skipped:read], products * read - np.outer(sums, sums)
 
 
 def _check_length(path: str | Path, found: int, expected: int, tolerance: int) -> None:

@@ -214,9 +214,10 @@ def inspect_corpus(data: DataConfig, frontend: TextFrontend | None = None) -> In
     if not clips:
         reasons = Counter(row.reason for row in rejected).most_common(3)
         faults = ", ".join(f"{count} {reason}" for reason, count in reasons) or "no rows"
+        first = f"; the first: {rejected[0].detail}" if rejected else ""
         raise DataError(
             f"--train-data {data.train_data} was to be inspected, but has no usable clips"
-            f" ({faults}). Fix these rows, or give another corpus."
+            f" ({faults}{first}). Fix these rows, or give another corpus."
         )
     inspection = Inspection(list(clips.values()), rejected)
     inspection.findings = _findings(inspection.clips)

@@ -98,6 +98,7 @@ READABLE = {  # name: content, which is heard as VOICE
     "one of two": channels(NOTHING, VOICE),
     "one of six": channels(*[NOTHING] * 4, VOICE, NOTHING),
     "beside a constant": channels(VOICE, NOTHING + 0.3),
+    "of opposite constants": channels(VOICE + 0.5, 0.3 - VOICE),
     "click": sound(CLICK, subtype="FLOAT"),
     "tagged": b"ID3\3\0\0\0\0\10\0" + bytes(1_024) + MP3 + b"TAG" + bytes(125),
 }
@@ -110,6 +111,7 @@ REJECTED = {  # name: content, and reason
     "cut rf64": (sound(VOICE, "RF64")[:-1_000], "truncated"),
     "cut ogg": (OGG[: len(OGG) // 2], "truncated"),
     "cut mp3": (MP3[: len(MP3) // 2], "truncated"),
+    "au of 0": (sound(VOICE, "AU").replace(len(PCM).to_bytes(4, "big"), bytes(4)), "unreadable"),
     "no length": (without_length(MP3), "unreadable"),
     "two wav": (wav() * 2, "joined"),
     "two of odd length": (sound(VOICE[1:], subtype="PCM_U8")[:-1] * 2, "joined"),

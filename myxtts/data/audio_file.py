@@ -224,9 +224,8 @@ def _libsndfile_header(file: BinaryIO) -> AudioHeader:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     start = file.read(12)
-    is_mpeg = start.startswith((b"ID3", b"\xff"))
     # Before libmpg123 sees it, which writes to stderr without a name.
-    is_whole = is_mpeg and _is_whole_mpeg(file, start, size)
+    is_whole = start.startswith((b"ID3", b"\xff")) and _is_whole_mpeg(file, start, size)
     if start[:4] in CONTAINERS:
         _check_joined(file, start)
     try:
@@ -243,9 +242,10 @@ def _libsndfile_header(file: BinaryIO) -> AudioHeader:
             # damaged codebooks, and some formats cannot seek.
             last = samples - 1 if sound.format != "OGG" and sound.seekable() else 0
             reaches = not samples or _reaches(sound, last, 0 if is_whole else 1)
-            # libmpg123 guesses the length of an MP3 file that does not say it.
-            rest = size - file.tell() if is_mpeg and not is_whole else 0
-            if rest > MAX_REST_BYTES or (is_mpeg and not is_whole and not reaches):
+            # libmpg123 guesses a length, others take 0.
+            is_guess = sound.format == "MP3" and not is_whole
+            is_wrong = is_guess and (not reaches or size - file.tell() > MAX_REST_BYTES)
+            if is_wrong or (not samples and size > FIRST_PAGES_BYTES):
                 raise UnusableAudio("unreadable", NO_LENGTH)
             if not reaches:
                 reason = "truncated" if sound.format in ("FLAC", "MP3", "OGG") else "unreadable"
@@ -419,13 +419,14 @@ def read_sound(
 def _mean_of_channels(
     sound: soundfile.SoundFile, begin: int, end: int, path: str | Path
 ) -> np.ndarray:
-    """Return the mean of the channels that are heard, or the loudest if others cancel it."""
+    """Return the mean of the channels that are heard, or one of them if others cancel it."""
     mono, covariance = _mean_and_covariance(sound, begin, end, slice(None))
     power = covariance.diagonal()
     heard = power > SILENT_CHANNEL * power.max()
     # The sum of n unrelated channels has n times their power.
     if 2 * covariance[heard][:, heard].sum() < heard.sum() * power.max():
-        heard = np.arange(len(power)) == power.argmax()
+        # Of channels that are alike the same one in each stretch.
+        heard = np.arange(len(power)) == (power > power.max() / 2).argmax()
     # None is of one channel, and if all are silent, or a sample is not finite.
     if heard.any() and not heard.all():
         _say_once("channels that are silent, or cancel another one, are left out", path)
@@ -441,15 +442,17 @@ def _mean_and_covariance(
         sound.seek(begin)
     skipped = 0 if sound.seekable() else begin
     frames = end - begin + skipped
-    mono, read = np.empty(frames, np.float32), 0
+    mono, read, offset = np.empty(frames, np.float32), 0, np.zeros(0)
     sums, products = np.zeros(sound.channels), np.zeros((sound.channels, sound.channels))
     for block in sound.blocks(BLOCK_SAMPLES, frames=frames, dtype="float32", always_2d=True):
         mono[read : read + len(block)] = block[:, channels].mean(axis=1)
         read += len(block)
         if sound.channels > 1:
-            # By BLAS, whose float32 sums are exact enough.
-            sums += np.ones(len(block), np.float32) @ block
-            products += block.T @ block
+            # BLAS is fast, but its float32 sums are exact only without an offset.
+            offset = offset if len(offset) else block[0]
+            centred = block - offset
+            sums += np.ones(len(block), np.float32) @ centred
+            products += centred.T @ centred
     return mono[skipped:read], products * read - np.outer(sums, sums)
 
 

@@ -123,6 +123,7 @@ REJECTED = {  # name: content, and reason
     "two flac": (FLAC * 2, "joined"),
     "two aiff": (sound(VOICE, "AIFF") * 2, "joined"),
     "two au": (sound(VOICE, "AU") * 2, "joined"),
+    "not WAVE": (wav().replace(b"WAVE", b"WAVX"), "unreadable"),
     "RIFX": (wav() + chunk(b"RIFX", bytes(8)), "unreadable"),
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "unreadable"),
     "16 bits": (sound(32_767 * VOICE, subtype="FLOAT"), "another scale"),

@@ -129,7 +129,8 @@ def read_header(path: str) -> AudioHeader:
             start = file.read(12)
             if start == b"version http":
                 raise UnusableAudio("unreadable", "a pointer of Git LFS; `git lfs pull` gets it")
-            header = _native_header(file, size) if start[:4] == b"RIFF" else None
+            is_wav = (start[:4], start[8:]) == (b"RIFF", b"WAVE")
+            header = _native_header(file, size) if is_wav else None
             decoded = path if header or member else libsndfile_path(path)
             with open(decoded, "rb", 0) if decoded != path else nullcontext(file) as sound:
                 header = header or _libsndfile_header(sound)
@@ -200,9 +201,7 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
         and all(name in PLAIN_CHUNKS and promised % 2 == 0 for name, _, promised, _ in chunks)
         and sum(chunks[-1][1:3]) == size
     )
-    return (
-        AudioHeader(lengths[0] // 2, SAMPLE_RATE_HZ, native=True, wide=False) if is_native else None
-    )
+    return AudioHeader(lengths[0] // 2, SAMPLE_RATE_HZ, True, False) if is_native else None
 
 
 def _chunks(file: BinaryIO) -> list[tuple[bytes, int, int, bytes]]:
@@ -555,12 +554,13 @@ def read_recording(
         return wave[:max_samples]
 
     wave = beginning(trim)
-    if heard and level(wave) < QUIET:
+    if not heard:
+        return wave
+    if level(wave) < QUIET:
         wave = beginning(LATE_DB)
-    if heard:
-        _check_heard(path, wave, role, advice)
-        if (share := clipped(wave)) > MAX_CLIPPED:
-            log.warning("the %s %s is clipped: %.0f %% in flat peaks", role, path, 100 * share)
+    _check_heard(path, wave, role, advice)
+    if (share := clipped(wave)) > MAX_CLIPPED:
+        log.warning("the %s %s is clipped: %.0f %% in flat peaks", role, path, 100 * share)
     return wave
 
 

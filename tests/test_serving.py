@@ -186,7 +186,8 @@ class HttpTest(unittest.TestCase):
 
     def test_a_reference_in_base64(self):
         file = io.BytesIO()
-        soundfile.write(file, np.zeros(SAMPLE_RATE_HZ), SAMPLE_RATE_HZ, format="WAV")
+        tone = np.sin(np.arange(SAMPLE_RATE_HZ) / 10)
+        soundfile.write(file, tone, SAMPLE_RATE_HZ, format="WAV")
         text = base64.b64encode(file.getvalue()).decode()
         self.assertEqual(self.speech(input="One.", reference=text).status_code, 200)
         self.assertEqual(self.speaker.reference, SAMPLE_RATE_HZ)

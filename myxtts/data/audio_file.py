@@ -74,8 +74,8 @@ KEPT_ENDS = 2
 # there is more above than a click.
 WIDE = ("FLOAT", "DOUBLE", "PCM_32")
 MIN_PEAK, MAX_PEAK, CLICK = 1e-3, 4.0, 1e-3
-# Of the power of the loudest channel.
-SILENT_CHANNEL = 1e-3
+# Of the power of the loudest channel; and which samples are compared.
+SILENT_CHANNEL, EVERY = 1e-3, 7
 # Levels at which nothing is heard, and below which speech may come later, which is LATE_DB above.
 SILENT, QUIET, LATE_DB = 1e-3, 2e-2, 30.0
 MAX_CLIPPED = 0.005
@@ -441,18 +441,20 @@ def _mean_and_covariance(
         sound.seek(begin)
     skipped = 0 if sound.seekable() else begin
     frames = end - begin + skipped
-    mono, read, offset = np.empty(frames, np.float32), 0, np.zeros(0)
+    mono, offset = np.empty(frames, np.float32), np.zeros(0)
+    read = count = 0
     sums, products = np.zeros(sound.channels), np.zeros((sound.channels, sound.channels))
     for block in sound.blocks(BLOCK_SAMPLES, frames=frames, dtype="float32", always_2d=True):
         mono[read : read + len(block)] = block[:, channels].mean(axis=1)
         read += len(block)
         if sound.channels > 1:
-            # BLAS is fast, but its float32 sums are exact only without an offset.
+            # As many tell. BLAS is fast, but its float32 sums are exact only without an offset.
             offset = offset if len(offset) else block[0]
-            centred = block - offset
-            sums += np.ones(len(block), np.float32) @ centred
-            products += centred.T @ centred
-    return mono[skipped:read], products * read - np.outer(sums, sums)
+            some = block[::EVERY] - offset
+            count += len(some)
+            sums += np.ones(len(some), np.float32) @ some
+            products += some.T @ some
+    return mono[skipped:read], products * count - np.outer(sums, sums)
 
 
 def _check_length(path: str | Path, found: int, expected: int, tolerance: int) -> None:

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,7 +30,7 @@ SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞", '"'),
         **dict.fromkeys("‘’‚‛‹›ʼ", "'"),
-        **dict.fromkeys("‐‑‒–−﹣－", "-"),
+        **dict.fromkeys("‐‑‒–−﹣－־", "-"),
         **dict.fromkeys("―⸺", "—"),
         **dict.fromkeys("،、，", ", "),
         **dict.fromkeys("؛；", "; "),
@@ -38,7 +39,15 @@ SPELLINGS = str.maketrans(
         **dict.fromkeys("：׃", ": "),
         **dict.fromkeys("۔。।॥։", ". "),
         "჻": ". ",
+        **{"⁄": "/", "∕": "/", "٫": ".", "٪": "%"},
     }
+)
+# Compatibility characters that a later stage reads (№ µ ﷼ …), and Thai, Lao and Korean letters.
+_KEPT = frozenset("№µ﷼…ำຳ").union(map(chr, range(0x3131, 0x318F)))
+# A picture with what follows it in its sequence, or any other variation selector or keycap.
+EMOJI = re.compile(
+    "(?:[\U0001f000-\U0001f0ff\U0001f170-\U0001faff☀-♨♰-❵➔-➿⬅-⭕⌚⌛⏩-⏺]|[^\\d\\s#*]\ufe0f)"
+    "[\ufe0f\u200d\u20e3\U000e0020-\U000e007f]*|[\ufe00-\ufe0f\u20e3\U000e0100-\U000e01ef]"
 )
 _PHONEMES = re.compile(r"(\[\[.*?\]\])")
 _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
@@ -143,10 +152,13 @@ def read_lexicon(path: Path | None) -> dict[str, str]:
 
 
 def normalise_text(text: str) -> str:
-    """Normalise a text: NFC, single spaces, one kind of each quote, dash and mark, and no control
-    or format characters but for joiners.
+    """Normalise a text: NFC, single spaces, one kind of each letter, digit, quote, dash and mark,
+    no emoji, and no control or format characters but for joiners.
     """
-    text = unicodedata.normalize("NFC", " ".join(text.split())).translate(SPELLINGS)
+    text = " ".join(text.split())
+    if not text.isascii():
+        text = _around_phonemes(_in_plain_characters, text)
+    text = unicodedata.normalize("NFC", text).translate(SPELLINGS)
     text = "".join(
         c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS
     )
@@ -155,6 +167,33 @@ def normalise_text(text: str) -> str:
     text = re.sub(r"\.{3,}", "…", text)
     text = re.sub(r"\s*—\s*|\s+-+\s+", " — ", text)
     return " ".join(re.sub(rf"\s+([{PUNCTUATION}])(?!\w)", r"\1", text).split())
+
+
+def _in_plain_characters(text: str) -> str:
+    """Return a text with full-width, styled and joined letters as plain ones, digits of any script
+    as those of ASCII, and a space instead of each emoji.
+    """
+    text = "".join(map(_plain, EMOJI.sub(" ", text)))
+    text = re.sub("μ(?=[a-zA-Z])", "µ", text)  # the sign of micrometres
+    return re.sub("(?<=[0-9])[：，](?=[0-9])", lambda mark: {"：": ":", "，": ","}[mark[0]], text)
+
+
+@cache
+def _plain(character: str) -> str:
+    if unicodedata.category(character) == "Nd":
+        return str(unicodedata.decimal(character))
+    form, *points = unicodedata.decomposition(character).split() or [""]
+    is_read = (
+        character in _KEPT
+        or ord(character) in SPELLINGS
+        # Spacing accents (´), ½, and ², ™ and º, but not the letters of 5ᵗʰ.
+        or points[:1] == ["0020"]
+        or form == "<fraction>"
+        or (form in ("<super>", "<sub>") and unicodedata.category(character) != "Lm")
+    )
+    if is_read or not form.startswith("<"):
+        return character
+    return "".join(_plain(chr(int(point, 16))) for point in points)
 
 
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:

@@ -130,11 +130,14 @@ class Espeak:
         """Return the IPA of a text with one space between words; raise DataError for an unknown
         language.
         """
+        return " ".join(_LANGUAGE_SWITCH.sub("", self.marked_phonemes(text, language)).split())
+
+    def marked_phonemes(self, text: str, language: str) -> str:
+        """Return the same with its language switches: (en)wˈɪndəʊz(ru)."""
         text = text.translate(_DIGITS.get(canonical_code(language), {}))
         with self._lock:
             self._select(language)
-            ipa = " ".join(self._clauses(text))
-        return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
+            return " ".join(self._clauses(text)).strip()
 
     def check_language(self, language: str) -> None:
         """Raise DataError if the language is unknown."""

@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 from myxtts.errors import DataError
 from myxtts.files import decode_text
 from myxtts.text import espeak
-from myxtts.text.normalisers import Normaliser, words_of
+from myxtts.text.named import check_vowels, check_words
+from myxtts.text.normalisers import Normaliser, unread, words_of
 
 # Kept as symbols, from which the model learns pauses.
 PUNCTUATION = ",.;:!?…"
@@ -44,10 +45,12 @@ SPELLINGS = str.maketrans(
 )
 # Compatibility characters that a later stage reads (№ µ ﷼ …), and Thai, Lao and Korean letters.
 _KEPT = frozenset("№µ﷼…ำຳ").union(map(chr, range(0x3131, 0x318F)))
-# A picture with what follows it in its sequence, or any other variation selector or keycap.
+# Pictures with what belongs to their sequences, and other variation selectors and keycaps.
+_PICTURES = "\U0001f000-\U0001f0ff\U0001f170-\U0001faff☀-♨♰-❵➔-➿⬅-⭕⌚⌛⏩-⏺"
+_SELECTORS = "\ufe00-\ufe0f\u20e3\U000e0100-\U000e01ef"
 EMOJI = re.compile(
-    "(?:[\U0001f000-\U0001f0ff\U0001f170-\U0001faff☀-♨♰-❵➔-➿⬅-⭕⌚⌛⏩-⏺]|[^\\d\\s#*]\ufe0f)"
-    "[\ufe0f\u200d\u20e3\U000e0020-\U000e007f]*|[\ufe00-\ufe0f\u20e3\U000e0100-\U000e01ef]"
+    rf"(?:[{_PICTURES}]|[^\d\s#*]\ufe0f)[{_PICTURES}{_SELECTORS}\u200d\U000e0020-\U000e007f]*"
+    rf"|[{_SELECTORS}]"
 )
 _PHONEMES = re.compile(r"(\[\[.*?\]\])")
 _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
@@ -56,12 +59,18 @@ _CLAUSE_END = re.compile(r"((?:[;!?…]|,(?!\d)|[.:](?!\w))+)")
 
 
 class Stages(NamedTuple):
-    """A text after each stage of a front end."""
+    """A text after each stage of a front end.
+
+    `left` is what espeak-ng reads in its own way, and emoji, which are left out; `named` are words
+    whose letters it names instead of reading them.
+    """
 
     text: str
     normalised: str
     lexicon: str
     symbols: list[str]
+    left: list[str]
+    named: list[str]
 
 
 @dataclass(frozen=True)
@@ -86,15 +95,31 @@ class TextFrontend:
         return replace(self, lexicon={**self.lexicon, **lexicon})
 
     def symbols(self, text: str, language: str) -> list[str]:
-        """Return the symbols of a text; see `stages`, and `symbols_of` for what they are."""
-        return self.stages(text, language).symbols
+        """Return the symbols of a text or of a word in it, whether it can be read or not; see
+        `stages`, and `symbols_of` for what they are.
+        """
+        _, replaced = self._words(text, language)
+        return symbols_of(replaced, language, self.kind)
 
     def stages(self, text: str, language: str) -> Stages:
         """Return a text after each stage.
 
-        Raises DataError if espeak-ng does not know the language or the normaliser fails, and
-        ConfigError if its library is missing.
+        Raises DataError if espeak-ng does not know the language or cannot read the text, or the
+        normaliser fails, and ConfigError if its library is missing.
         """
+        normalised, replaced = self._words(text, language)
+        symbols = symbols_of(replaced, language, self.kind)
+        left = [emoji for emoji in EMOJI.findall(text) if unicodedata.category(emoji[0])[0] != "M"]
+        named: list[str] = []
+        if self.kind == "phonemes":
+            left += unread(replaced)
+            named = check_words(_PHONEMES.sub(" ", replaced), language)
+            if "[[" not in replaced:
+                check_vowels("".join(symbols), language)
+        return Stages(text, normalised, replaced, symbols, left, named)
+
+    def _words(self, text: str, language: str) -> tuple[str, str]:
+        """Return a text as the normaliser and as the lexicon leave it."""
         normalised = replaced = normalise_text(text)
         if self.kind == "phonemes":
             espeak.warn_of_other_version(self.espeakng_loader)
@@ -103,7 +128,7 @@ class TextFrontend:
             replaced = normalised
             if self.lexicon:
                 replaced = _around_phonemes(self._readings, normalised)
-        return Stages(text, normalised, replaced, symbols_of(replaced, language, self.kind))
+        return normalised, replaced
 
     def _readings(self, text: str) -> str:
         return _WORD.sub(lambda word: self.lexicon.get(word[0].lower(), word[0]), text)

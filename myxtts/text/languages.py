@@ -3,6 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
@@ -10,7 +11,7 @@ from fontTools.unicodedata import script_name
 from myxtts.errors import DataError
 
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
-_SHARED = ("Zyyy", "Zinh", "Zzzz")
+SHARED_SCRIPTS = ("Zyyy", "Zinh", "Zzzz")
 
 # Languages by ISO 15924 script, as in the Unicode CLDR (`languageData` in supplementalData.xml).
 _SCRIPTS = """
@@ -49,6 +50,7 @@ def choose_language(language: str | None, trained: Sequence[str], flag: str = "-
     )
 
 
+@cache
 def scripts_of(language: str) -> frozenset[str]:
     """Return the scripts (ISO 15924) of a language; empty if unknown.
 
@@ -74,7 +76,7 @@ def letters_by_script(texts: Iterable[str]) -> Counter[str]:
         letters.update(text)
     scripts: Counter[str] = Counter()
     for letter, count in letters.items():
-        if unicodedata.category(letter).startswith("L") and script_of(letter) not in _SHARED:
+        if unicodedata.category(letter).startswith("L") and script_of(letter) not in SHARED_SCRIPTS:
             scripts[script_of(letter)] += count
     return scripts
 

@@ -2,7 +2,9 @@
 
 import logging
 import unittest
+from pathlib import Path
 
+from fakes import languages
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.errors import DataError
@@ -12,6 +14,7 @@ from myxtts.text.languages import choose_language, letters_by_script, scripts_of
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_sound
 
+PAGE = Path(__file__).resolve().parents[1] / "docs/reference/languages.md"
 TEXTS = {
     "en": "The window is open.",
     "fa": "پنجره باز است.",
@@ -41,6 +44,15 @@ class Scripts(unittest.TestCase):
     def test_digits_punctuation_and_shared_letters_are_not_counted(self):
         actual = letters_by_script(["a1, б! ー ʼ", "Б窓"])
         self.assertEqual(actual, {"Latn": 1, "Cyrl": 2, "Hani": 1})
+
+
+class Listed(unittest.TestCase):
+    def test_the_page_has_what_became_of_the_words_of_each_language(self):
+        page = PAGE.read_text(encoding="utf-8")
+        found = [*languages.verdicts()]
+        self.assertEqual({row.code for row in found}, {*languages.codes()})
+        for row in found:
+            self.assertIn(languages.line(row), page)
 
 
 class Corpus(unittest.TestCase):

@@ -284,16 +284,17 @@ def check_languages(rows: Sequence[Row], frontend: TextFrontend, max_rejected: f
                 f" {names_of(foreign)}. {example} Give the language of the texts with --language,"
                 " or a column of languages; --text-frontend characters accepts any script."
             )
-        tried = spoken[:: len(spoken) // TRIED_TEXTS + 1]
-        faults = [fault for row in tried if (fault := _text_error(row, frontend))]
-        if len(faults) > max_rejected * len(tried):
-            found = f"{len(faults)} of {len(tried)} texts that were tried are like this."
-            raise DataError(f"{faults[0]} {found}")
+        _check_texts(spoken[:: len(spoken) // TRIED_TEXTS + 1], frontend, max_rejected)
 
 
-def _text_error(row: Row, frontend: TextFrontend) -> DataError | None:
-    try:
-        frontend.stages(row.text, row.language)
-    except DataError as error:
-        return error
-    return None
+def _check_texts(rows: Sequence[Row], frontend: TextFrontend, max_rejected: float) -> None:
+    """Raise DataError if more than this fraction of texts cannot be read."""
+    faults = []
+    for row in rows:
+        try:
+            frontend.stages(row.text, row.language)
+        except DataError as error:
+            faults.append(error)
+    if len(faults) > max_rejected * len(rows):
+        found = f"{len(faults)} of {len(rows)} texts that were tried are like this."
+        raise DataError(f"{faults[0]} {found}")

@@ -46,11 +46,9 @@ def check_words(text: str, language: str) -> list[str]:
     if all(_is_known(character, language) for character in set(text)):
         return []
     words = _words(text)
-    faults = {word: _fault(word, language) for word in words}
-    named = [word for word in words if faults[word]]
-    lost = [word for word in named if faults[word] == "lost"]
-    letters = sum(map(len, words))
-    if lost or sum(map(len, named)) > MAX_NAMED * letters:
+    named = [word for word in words if _fault(word, language)]
+    lost = [word for word in named if _fault(word, language) == "lost"]
+    if lost or sum(map(len, named)) > MAX_NAMED * sum(map(len, words)):
         raise DataError(
             f"espeak-ng cannot read {', '.join([*dict.fromkeys(lost or named)][:5])} as"
             f" {language!r}: it names the letters or leaves them out. {ADVICE}"
@@ -77,31 +75,32 @@ def _fault(word: str, language: str) -> str:
     """Return how a word is not read: "named", "lost", or "" if it is."""
     if all(_is_known(character, language) for character in word):
         return ""
-    read_word = espeak.shared().marked_phonemes
-    marked = read_word(word, language)
-    ipa = _bare(marked)
-    if not ipa:
-        return "lost"
-    switch = _SWITCHED.fullmatch(marked)
+    marked = espeak.shared().marked_phonemes(word, language)
+    ipa, switch = _bare(marked), _SWITCHED.fullmatch(marked)
     by = switch[1] if switch else language
-    script = script_of(word[0])
-    is_own = script in scripts_of(language)
-    # ą is a letter of a script that Vietnamese voices read; of 水 they read no part.
-    letters = [one for one in unicodedata.normalize("NFD", word) if _kind(one) != _MARK]
-    is_lost = is_own and not any(_is_known(letter, language) for letter in letters)
-    fault = "lost" if is_lost else "named"
-    if ("(" in marked and not switch) or _letter(language) in ipa:
-        return fault
-    if _kind(word[0]) == _NUMBER:
-        return "named" if switch else ""
-    if scripts_of(by) and script not in scripts_of(by):
+    script, is_number = script_of(word[0]), _kind(word[0]) == _NUMBER
+    is_foreign = not is_number and script not in (scripts_of(by) or {script})
+    is_named = (
+        ("(" in marked and not switch)
+        or _letter(language) in ipa
+        or (is_number and switch)
         # The name of a single letter is its reading: α.
-        return fault if switch or len(word) > 1 else ""
-    spelled = " ".join(word)
-    is_spelled = switch and len(word) > 1 and ipa == _bare(read_word(spelled, language))
-    if is_spelled and _bare(read_word(word, by)) != _bare(read_word(spelled, by)):
-        return fault
-    return ""
+        or (is_foreign and (switch or len(word) > 1))
+        # Letter by letter, though its language reads the word: hello in Japanese.
+        or (switch and not _is_read(word, language) and _is_read(word, by))
+    )
+    # Of 水 a language without kanji reads no part, of ą one without ogoneks reads the a.
+    letters = [one for one in unicodedata.normalize("NFD", word) if _kind(one) != _MARK]
+    is_own = script in scripts_of(language)
+    if not ipa or (is_named and is_own and not any(_is_known(one, language) for one in letters)):
+        return "lost"
+    return "named" if is_named else ""
+
+
+def _is_read(word: str, language: str) -> bool:
+    """Return whether a language reads a word otherwise than letter by letter."""
+    phonemes = espeak.shared().phonemes
+    return _bare(phonemes(word, language)) != _bare(phonemes(" ".join(word), language))
 
 
 def _words(text: str) -> list[str]:

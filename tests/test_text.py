@@ -91,6 +91,7 @@ class Phonemes(unittest.TestCase):
             ("he", "יִשְׂרָאֵֽל", "isrˈaʔel"),
             ("he", "בְּרֵאשִׁ֖ית", "bərˈeʔʃit"),
             ("vi", "Tiếng", "t̪ˈiɛɜŋ"),
+            ("bn", "বাড়িয়া", "bˈar.iˌa"),
             ("ko", "안녕", "ˈɐnnjʌŋ"),
         ):
             for form in ("NFC", "NFD"):

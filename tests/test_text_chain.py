@@ -241,7 +241,8 @@ class Named(unittest.TestCase):
             ("he", "שָׁלוֹם עוֹלָם"),
             ("ar", "ذهب الأولاد إلى المدرسة في الصباح"),
             ("hr", "Crv, vrt, prst, krv"),
-            ("kok", "पाणी १२३"),
+            ("hi", "लड़का पानी १२३"),
+            ("bn", "ছেলে বাড়ি যায়"),
             ("th", "[[sawatdiː]]"),
         ):
             self.assertEqual(TextFrontend().stages(written, language).named, [], written)
@@ -254,6 +255,8 @@ class Named(unittest.TestCase):
             ("ja", "水をマレーシアから買わなくてはならない", "cannot read 水, 買 as 'ja'.*kana"),
             ("hak", "你好", "cannot read 你"),
             ("kk", "تەرەزە اشىق", "cannot read تەرەزە"),
+            ("kok", "पाणी आनी देव", "cannot read पाणी"),
+            ("fa-latn", "salâm nân", "as English"),
             ("cv", "123", "cannot read 123"),
             ("th", "สวัสดี", "no usable rules for 'th'.*--text-frontend characters"),
             ("he", "הילדים הלכו לבית הספר בבוקר", "3 of 5 words of 'he' without a vowel"),

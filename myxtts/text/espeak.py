@@ -49,6 +49,12 @@ _BEFORE_VOWELS = {33: 1, 24: 2, 25: 3, 21: 4}
 _SEVERAL_MARKS = re.compile("[\u05b0-\u05c7\u064b-\u065f\u0670]{2,}")
 # Accents of Hebrew and pauses of Arabic recitation.
 _UNSPOKEN = re.compile("[\u0591-\u05af\u05bd\u05bf\u06d6-\u06dc\u06df-\u06e4\u06e7-\u06ed]")
+# NFC decomposes these letters of Hindi and Bengali. Without them ড়া and য়া have no vowel.
+_COMPOSED = {
+    unicodedata.normalize("NFD", letter): letter
+    for letter in map(chr, [*range(0x958, 0x960), 0x9DC, 0x9DD, 0x9DF])
+}
+_WITH_NUKTA = re.compile(".[\u093c\u09bc]")
 # espeak-ng reads only these as Nepali.
 _DIGITS = {"ne": str.maketrans("0123456789", "०१२३४५६७८९")}
 _DEFAULT_DIALECT = {"en": "en-us"}
@@ -348,6 +354,7 @@ def _utf8(text: str) -> bytes:
     def without_dots(number: re.Match) -> str:
         return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
 
+    text = _WITH_NUKTA.sub(lambda letter: _COMPOSED.get(letter[0], letter[0]), text)
     # U+05C7 is a variant of the vowel U+05B8.
     text = _UNSPOKEN.sub("", text).replace("\u05c7", "\u05b8")
     return _LONG_NUMBER.sub(without_dots, _SEVERAL_MARKS.sub(_in_order, text)).encode()

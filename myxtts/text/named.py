@@ -51,7 +51,7 @@ def check_words(text: str, language: str) -> list[str]:
     if lost or sum(map(len, named)) > MAX_NAMED * sum(map(len, words)):
         raise DataError(
             f"espeak-ng cannot read {', '.join([*dict.fromkeys(lost or named)][:5])} as"
-            f" {language!r}: it names the letters or leaves them out. {ADVICE}"
+            f" {language!r}: it names letters, leaves them out or reads them as English. {ADVICE}"
         )
     return [*dict.fromkeys(named)]
 
@@ -79,11 +79,15 @@ def _fault(word: str, language: str) -> str:
     ipa, switch = _bare(marked), _SWITCHED.fullmatch(marked)
     by = switch[1] if switch else language
     script, is_number = script_of(word[0]), _kind(word[0]) == _NUMBER
+    is_own = script in scripts_of(language)
     is_foreign = not is_number and script not in (scripts_of(by) or {script})
     is_named = (
         ("(" in marked and not switch)
         or _letter(language) in ipa
+        or any(len(name) > 3 and name in ipa for name in _names_of_marks(word, language))
         or (is_number and switch)
+        # â of Persian in Latin letters, which is read as English.
+        or (is_own and by == "en")
         # The name of a single letter is its reading: α.
         or (is_foreign and (switch or len(word) > 1))
         # Letter by letter, though its language reads the word: hello in Japanese.
@@ -91,10 +95,14 @@ def _fault(word: str, language: str) -> str:
     )
     # Of 水 a language without kanji reads no part, of ą one without ogoneks reads the a.
     letters = [one for one in unicodedata.normalize("NFD", word) if _kind(one) != _MARK]
-    is_own = script in scripts_of(language)
     if not ipa or (is_named and is_own and not any(_is_known(one, language) for one in letters)):
         return "lost"
     return "named" if is_named else ""
+
+
+def _names_of_marks(word: str, language: str) -> list[str]:
+    marks = [one for one in word if _kind(one) == _MARK and not _is_known(one, language)]
+    return [_bare(espeak.shared().phonemes(mark, language)) for mark in marks]
 
 
 def _is_read(word: str, language: str) -> bool:
@@ -140,9 +148,20 @@ def _is_known(character: str, language: str) -> bool:
     scripts = scripts_of(language)
     if not kind or (scripts and kind not in {*scripts, _NUMBER, _MARK}):
         return not kind
-    marked = espeak.shared().marked_phonemes(character, language)
+    read = espeak.shared().marked_phonemes
+    marked = read(character, language)
     ipa = _bare(marked)
-    return "(" not in marked and _letter(language) not in ipa and (kind == _MARK or ipa != "")
+    if "(" in marked or _letter(language) in ipa:
+        return False
+    if kind != _MARK:
+        return ipa != ""
+    # Konkani names the vowel signs, also behind a consonant.
+    name = unicodedata.name(character, "").partition(" ")[0]
+    try:
+        consonant = unicodedata.lookup(f"{name} LETTER KA")
+    except KeyError:
+        return True
+    return len(ipa) < 4 or ipa not in _bare(read(consonant + character, language))
 
 
 @cache

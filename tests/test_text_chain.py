@@ -90,6 +90,7 @@ class Words(unittest.TestCase):
         self.assertEqual(stages.symbols, symbols_of("It costs $5.", "en", "phonemes"))
         for written, left in {
             "at 5-3, #4 and more": ["5-3,", "#4"],
+            "King Komma ılık ſo → ∞ \ue000": ["→", "∞", "\ue000"],
             "[[ə5]] well [laughs] [[5]]": ["[laughs]"],
             "воло\u0301с во́лос, волос": ["воло\u0301с", "во́лос,"],
         }.items():

@@ -27,7 +27,7 @@ _STRESSED = re.compile(r"(?<!\d)\+([аеёиоуыэюя])", re.IGNORECASE)
 _PHONEMES = re.compile(r"\[\[.*?\]\]")
 _UNREAD = re.compile(
     # Signs of other blocks and private characters, too, which many languages leave out.
-    r"\[[^\]]*\]|\S*(?:[\d$¢-¥₠-⃀%‰°§#&@+*=<>~^|©®±×÷℀-➿⬀-⯿\ue000-\uf8ff]"
+    r"\[[^\]]*\]|\S*(?:[\d$¢-¥₠-⃀%‰°§#&@+*=<>~^|©®±×÷←-➿⬀-⯿\ue000-\uf8ff]"
     r"|[аеиоуыэюя]\u0301)\S*",
     re.IGNORECASE,
 )

@@ -40,7 +40,7 @@ from myxtts.text.named import ADVICE
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
-CACHE_FORMAT = 6
+CACHE_FORMAT = 7
 DIGEST_BYTES = 32
 # More than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8

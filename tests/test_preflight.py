@@ -33,14 +33,13 @@ from myxtts.placement.audit import audit
 from myxtts.preflight import devices as preflight_devices
 from myxtts.preflight import prerequisites, trial, validate
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
-from myxtts.text.frontend import TextFrontend
 from myxtts.throughput.measure import SynchronousStep
 from myxtts.training.observation import Validation
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import Start, load_run_corpora
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import FolderCase, entered
-from tests.sine_corpus import manifest_of, write_corpus
+from tests.sine_corpus import write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state
 from tests.two_devices import DATA, SIMULATED, TWO
 
@@ -487,7 +486,6 @@ class Corpora(FolderCase):
         self.assertEqual((rejected.status, rejected.found[:3]), ("warning", "1 ("))
         self.assertIn("line 12 missing.wav", rejected.found)
         self.assertIn("10 utterances of 0.50 to 1.40 s, median 0.95 s", checks["durations"].found)
-        self.assertEqual(checks["characters without symbols"].found, "none")
         self.assertRegex(checks["padding"].found, r"^\d+\.\d % in \d buckets$")
 
     def test_an_unusable_corpus_is_reported_with_its_first_rows(self):
@@ -502,12 +500,3 @@ class Corpora(FolderCase):
         self.assertNotIn(str(self.folder / "rejected.csv"), corpus.found)
         first = r"^4 \(4 empty file\)\. The first: line 2 empty0\.wav: empty file; line 3 "
         self.assertRegex(rejected.found, first)
-
-    def test_characters_that_change_no_symbol_are_counted(self):
-        write_corpus(self.folder, [0.5, 0.5])
-        manifest = manifest_of(self.folder / "corpus.csv")
-        manifest.__dict__["texts"] = ("one ^ two, “three”", "a ^ b − 7 \ue000")
-        for frontend, expected in (("phonemes", {"^": 2, "\ue000": 1}), ("characters", {})):
-            frontend = TextFrontend(frontend)
-            ignored = validate.ignored_characters([manifest], ("en",), frontend)
-            self.assertEqual(ignored, expected)

@@ -1,5 +1,6 @@
 import signal
 import time
+import unicodedata
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,6 +34,27 @@ class Normalisation(unittest.TestCase):
     def test_joiner_inside_a_persian_word_is_kept(self):
         self.assertIn("\u200c", normalise_text("می\u200cروم"))
 
+    def test_compatibility_characters_and_digits_of_any_script_are_plain_ones(self):
+        for written, plain in {
+            "The ｄｏｇ，１２：３０！": "The dog, 12:30!",
+            "eﬃcient ﬁre, Ⅷ ⅷ ①": "efficient fire, VIII viii 1",
+            "𝕕𝕠𝕘 𝓭𝓸𝓰 ⓓⓞⓖ ᵈᵒᵍ 🄳🄾🄶": "dog dog dog dog DOG",
+            "5℃ 3㎞ 2㎏ 4㎡ 5㎛": "5°C 3km 2kg 4m² 5µm",
+            "Ĳsbeer ǆep ŉ ſo": "IJsbeer džep 'n so",
+            "١٢٣ ۱۲۳ १२३ ১২৩ 𝟙𝟚𝟛 ۳٫۵ ۵٪": "123 123 123 123 123 3.5 5%",
+            "ｶﾞ ㍿ ﷺ": "ガ 株式会社 صلى الله عليه وسلم",
+            # What a later stage reads, letters of Thai and Korean, and phonemes.
+            "½ x² H₂O №5 Acme™ 1.º 5 µm … ﷼": "½ x² H₂O №5 Acme™ 1.º 5 µm… ﷼",
+            "น้ำ ㅋㅋ don´t [[kʰˈæt２]]": "น้ำ ㅋㅋ don´t [[kʰˈæt２]]",
+        }.items():
+            self.assertEqual(normalise_text(written), plain)
+            self.assertEqual(normalise_text(plain), plain)
+
+    def test_no_part_of_an_emoji_is_left(self):
+        for emoji in "❤️ ❤ 😀 👍🏽 👨‍👩‍👧 🏳️‍🌈 🇩🇪 🏴󠁧󠁢󠁥󠁮󠁧󠁿 ☎️ ©️ 👩‍⚕️ 🆗 ✅ ⭐ ⏰ ‼️".split():
+            self.assertEqual(normalise_text(f"I {emoji} you{emoji}."), "I you.", ascii(emoji))
+        self.assertEqual(normalise_text("5️⃣ C♯ © ™"), "5 C♯ © ™")
+
     def test_normalisation_takes_linear_time(self):
         began_s = time.process_time()
         self.assertEqual(normalise_text("a" + " \u00ad" * 50_000 + "b"), "a b")
@@ -58,6 +80,31 @@ class Phonemes(unittest.TestCase):
     def test_a_dash_is_a_pause_and_a_hyphen_is_not(self):
         self.assertIn(",", symbols_of("one — two", "en", "phonemes"))
         self.assertNotIn(",", symbols_of("well-known", "en", "phonemes"))
+
+    def test_marks_on_a_letter_are_read_alike_in_every_order(self):
+        for language, written, ipa in (
+            ("ar", "مُحَمَّد", "muħˈammad"),
+            ("ar", "إِنَّ", "ʔˈinna"),
+            ("fa", "محمَّد", "mahˈamad"),
+            ("he", "שָׁלוֹם", "ʃˈalom"),
+            ("he", "פִּיל", "pˈijl"),
+            ("he", "יִשְׂרָאֵֽל", "isrˈaʔel"),
+            ("he", "בְּרֵאשִׁ֖ית", "bərˈeʔʃit"),
+            ("vi", "Tiếng", "t̪ˈiɛɜŋ"),
+            ("bn", "বাড়িয়া", "bˈar.iˌa"),
+            ("ko", "안녕", "ˈɐnnjʌŋ"),
+        ):
+            for form in ("NFC", "NFD"):
+                given = unicodedata.normalize(form, written)
+                self.assertEqual("".join(symbols_of(given, language, "phonemes")), ipa, written)
+            # As it was typed.
+            self.assertEqual("".join(symbols_of(written, language, "phonemes")), ipa, written)
+            self.assertEqual(
+                *(
+                    symbols_of(unicodedata.normalize(form, written), language, "characters")
+                    for form in ("NFC", "NFD")
+                )
+            )
 
     def test_language_switch_leaves_no_mark(self):
         self.assertEqual("".join(symbols_of("hello سلام", "fa", "phonemes")), "həlˈəʊ salˈɑm")

@@ -155,6 +155,7 @@ class Words(unittest.TestCase):
         self.assertEqual(stages.symbols, symbols_of("It costs $5.", "en", "phonemes"))
         for written, left in {
             "at 5-3, #4 and more": ["5-3,", "#4"],
+            "King Komma ılık ſo → ∞ \ue000": ["→", "∞", "\ue000"],
             "[[ə5]] well [laughs] [[5]]": ["[laughs]"],
             "воло\u0301с во́лос, волос": ["воло\u0301с", "во́лос,"],
         }.items():
@@ -268,7 +269,77 @@ class InCorpora(FolderCase):
         table = self.write("list.csv", "path,text\nu0.wav,Well [laughs].\nu1.wav,I paid $5.\n")
         with self.assertLogs("myxtts.data.manifest", "INFO") as logs:
             build_manifest(read_corpus(table, "en"), DataConfig(), LengthRule())
-        self.assertIn("1 of 2 texts have what espeak-ng reads in its own way: [la", logs.output[0])
+        self.assertIn(
+            "1 of 2 texts have emoji or what espeak-ng reads in its own way: [l", logs.output[0]
+        )
+
+
+class Named(unittest.TestCase):
+    """What espeak-ng names, or leaves out, instead of reading it."""
+
+    def test_words_whose_letters_are_named_are_listed(self):
+        for language, written, named in (
+            (
+                "en",
+                "She said 你好 and Москва to Nguyễn, my friend",
+                ["你", "好", "Москва", "Nguyễn"],
+            ),
+            ("ru", "Нгуен Nguyễn пришёл домой", ["Nguyễn"]),
+            ("ja", "hello です ね ありがとう", ["hello"]),
+            ("vi", "Tiếng Việt ąęć", ["ąęć"]),
+            ("de", "Der Ort Привет ist schön", ["Привет"]),
+            ("ka", "აქ 5½ კმ გზაა", ["5½"]),
+            ("en", "A smile 😀 and [[ʃˈuː]] 水" + " again" * 9, ["水"]),
+        ):
+            stages = TextFrontend().stages(written, language)
+            self.assertEqual(stages.named, named, written)
+            self.assertTrue(stages.symbols)
+
+    def test_what_can_be_read_is_no_fault(self):
+        for language, written in (
+            ("en", "BBC DVD GmbH hmm, café naïve Straße Erdoğan Łódź, the α and λ calculus"),
+            ("de", "Łódź, γεια, 안녕, BBC, GmbH"),
+            ("ru", "Я люблю Windows, iPhone, Wi-Fi и BBC"),
+            ("fa", "سلام hello ۱۲۳ Windows NT"),
+            ("ka", "გამარჯობა hello Привет"),
+            ("ja", "みずをマレーシアから、ファイル 12 BBC"),
+            ("cmn", "你好，世界 OK hello 123"),
+            ("he", "שָׁלוֹם עוֹלָם"),
+            ("ar", "ذهب الأولاد إلى المدرسة في الصباح"),
+            ("hr", "Crv, vrt, prst, krv"),
+            ("hi", "लड़का पानी १२३"),
+            ("bn", "ছেলে বাড়ি যায়"),
+            ("th", "[[sawatdiː]]"),
+        ):
+            self.assertEqual(TextFrontend().stages(written, language).named, [], written)
+
+    def test_a_text_that_is_mostly_named_or_partly_lost_is_an_error(self):
+        for language, written, message in (
+            ("en", "Привет мир", "cannot read Привет, мир as 'en'"),
+            ("en", "你好", "cannot read 你, 好"),
+            ("en", "She said ❶ and went", "cannot read ❶"),
+            ("ja", "水をマレーシアから買わなくてはならない", "cannot read 水, 買 as 'ja'.*kana"),
+            ("hak", "你好", "cannot read 你"),
+            ("kk", "تەرەزە اشىق", "cannot read تەرەزە"),
+            ("kok", "पाणी आनी देव", "cannot read पाणी"),
+            ("fa-latn", "salâm nân", "as English"),
+            ("cv", "123", "cannot read 123"),
+            ("th", "สวัสดี", "no usable rules for 'th'.*--text-frontend characters"),
+            ("he", "הילדים הלכו לבית הספר בבוקר", "3 of 5 words of 'he' without a vowel"),
+        ):
+            with self.assertRaisesRegex(DataError, message):
+                TextFrontend().stages(written, language)
+            self.assertTrue(TextFrontend("characters").stages(written, language).symbols)
+
+    def test_a_reading_in_the_lexicon_is_used_instead(self):
+        frontend = TextFrontend(lexicon={"你好": "[[niːhˈaʊ]]"})
+        self.assertEqual("".join(frontend.stages("你好", "en").symbols), "niːhˈaʊ")
+
+    def test_emoji_are_left_out_and_listed(self):
+        for frontend in (TextFrontend(), TextFrontend("characters")):
+            stages = frontend.stages("I ❤️ you 👍🏽 5️⃣", "en")
+            self.assertEqual(stages.symbols, frontend.symbols("I you 5", "en"))
+            self.assertEqual(stages.left[:2], ["❤️", "👍🏽"])
 
 
 class Command(FolderCase):

@@ -11,7 +11,7 @@ from myxtts.config.flags import SETTINGS
 from myxtts.errors import DataError
 from myxtts.text.frontend import Stages, TextFrontend, read_lexicon
 from myxtts.text.languages import choose_language
-from myxtts.text.normalisers import description, unread
+from myxtts.text.normalisers import description
 from myxtts.text.sentences import empty_text_message, split_text
 from myxtts.training.runs import TrainedRun
 
@@ -64,5 +64,5 @@ def lines(stages: Stages, frontend: TextFrontend, language: str) -> Iterator[tup
         yield "normalised", f"{stages.normalised} ({by})"
         yield "lexicon", f"{stages.lexicon} ({len(frontend.lexicon)} words)"
     yield frontend.kind, "".join(stages.symbols)
-    if left := unread(stages.lexicon):
+    if left := stages.left + stages.named:
         yield "left", f"{' '.join(left)} (for espeak-ng; write as it is spoken if this is wrong)"

@@ -40,6 +40,7 @@ SPARE_UTTERANCES = 30
 # software has 11 % Latin letters. Texts of another language have nearly 100 %, and 30 % is a corpus
 # of two languages.
 MAX_FOREIGN_LETTERS = 0.3
+TRIED_TEXTS = 100  # of each language, before the corpus is read
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def load_corpora(
         both = train_rows.rows, validation_rows.rows
         # Packing has checked its texts.
         written = (rows for rows in both if isinstance(rows, RowTuple))
-        check_languages([*chain.from_iterable(written)], data.max_rejected)
+        check_languages([*chain.from_iterable(written)], frontend, data.max_rejected)
     make_folder(folder, "--runs-dir")
     cache = folder / "manifest-train.npz"
     grow = config.teacher.teacher is None
@@ -252,10 +253,12 @@ def ensure_demo_corpus() -> Path:
     return DEMO_FOLDER
 
 
-def check_languages(rows: Sequence[Row], max_rejected: float) -> None:
-    """Check that espeak-ng speaks the languages of most rows, and that texts are in their scripts.
+def check_languages(rows: Sequence[Row], frontend: TextFrontend, max_rejected: float) -> None:
+    """Check that espeak-ng speaks the languages of most rows, and that texts are in their scripts
+    and can be read.
 
-    A fraction of up to `max_rejected` may have an unknown language: they are rejected one by one.
+    A fraction of up to `max_rejected` may have an unknown language or a text that cannot be read:
+    they are rejected one by one. Raises DataError for more.
     """
     rows_of: dict[str, list[Row]] = {}
     for row in rows:
@@ -280,3 +283,17 @@ def check_languages(rows: Sequence[Row], max_rejected: float) -> None:
                 f" {names_of(foreign)}. {example} Give the language of the texts with --language,"
                 " or a column of languages; --text-frontend characters accepts any script."
             )
+        _check_texts(spoken[:: len(spoken) // TRIED_TEXTS + 1], frontend, max_rejected)
+
+
+def _check_texts(rows: Sequence[Row], frontend: TextFrontend, max_rejected: float) -> None:
+    """Raise DataError if more than this fraction of texts cannot be read."""
+    faults = []
+    for row in rows:
+        try:
+            frontend.stages(row.text, row.language)
+        except DataError as error:
+            faults.append(error)
+    if len(faults) > max_rejected * len(rows):
+        found = f"{len(faults)} of {len(rows)} texts that were tried are like this."
+        raise DataError(f"{faults[0]} {found}")

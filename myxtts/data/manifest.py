@@ -37,7 +37,7 @@ from myxtts.files import FileStamp, file_stamp, write_csv, write_whole
 from myxtts.stores import is_url, member_of
 from myxtts.text.frontend import TextFrontend, read_lexicon
 from myxtts.text.languages import canonical_code, canonical_name
-from myxtts.text.normalisers import unread
+from myxtts.text.named import ADVICE
 from myxtts.text.symbols import SymbolTable, frames_needed
 
 # Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
@@ -426,6 +426,7 @@ def _usable_text(
     At the end, log what of the texts is left to espeak-ng.
     """
     left: Counter[str] = Counter()
+    named: Counter[str] = Counter()
     texts = 0
     with _bar(len(audio), "text") as bar:
         for utterance in audio:
@@ -441,9 +442,9 @@ def _usable_text(
                 reject(row, "text cannot be read", str(error))
                 continue
             symbols = stages.symbols
-            if frontend.kind == "phonemes" and (words := unread(stages.lexicon)):
-                left.update(words)
-                texts += 1
+            left.update(stages.left)
+            texts += bool(stages.left)
+            named.update(stages.named)
             if not symbols:
                 reject(row, "no text", row.text)
             elif fault := text_fault(
@@ -454,8 +455,12 @@ def _usable_text(
                 yield utterance, symbols
     if left:
         most = ", ".join(word for word, _ in left.most_common(8))
-        line = "left           %d of %d texts have what espeak-ng reads in its own way: %s"
+        line = "left           %d of %d texts have emoji or what espeak-ng reads in its own way: %s"
         log.info(line, texts, len(audio), most)
+    if named:
+        most = ", ".join(word for word, _ in named.most_common(8))
+        line = "named          %d words whose letters espeak-ng names, not reads: %s. %s"
+        log.warning(line, named.total(), most, ADVICE)
 
 
 def text_fault(

@@ -81,7 +81,7 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
         rows = rows._replace(rejected=())
     frontend = frontend_of(data)
     if needs_text and frontend.kind == "phonemes":
-        check_languages(rows.rows, data.max_rejected)
+        check_languages(rows.rows, frontend, data.max_rejected)
     # Training rejects by length, too.
     limits = {"min_seconds": MIN_SECONDS, "max_seconds": MAX_SECONDS}
     rule = ANY_LENGTH if needs_text else None

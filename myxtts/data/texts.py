@@ -116,6 +116,14 @@ class TeacherRows:
         return arrays
 
 
+def _symbols(line: str, language: str, frontend: TextFrontend) -> list[str]:
+    """Return the symbols of a sentence, none if it is too long or cannot be read."""
+    try:
+        return frontend.stages(line, language).symbols if len(line) <= MAX_TEXT_CHARACTERS else []
+    except DataError:
+        return []
+
+
 def read_texts(
     path: Path, language: str, frontend: TextFrontend, vocabulary: Vocabulary, longest: int
 ) -> Texts:
@@ -126,9 +134,7 @@ def read_texts(
     """
     language = choose_language(language, vocabulary.languages, "--language, that of --texts")
     lines = read_lines(path)
-    symbols = (
-        frontend.symbols(line, language) for line in lines if len(line) <= MAX_TEXT_CHARACTERS
-    )
+    symbols = (_symbols(line, language, frontend) for line in lines)
     known = [text for text in symbols if text and not vocabulary.symbols.unknown(text)]
     tokens = sorted((vocabulary.symbols.encode(text) for text in known), key=len)
     fitting = sum(len(text) <= longest for text in tokens)
@@ -141,7 +147,9 @@ def read_texts(
     start = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
     number = vocabulary.languages.index(language)
     texts = Texts(np.concatenate(tokens).astype(np.int32), start, number)
-    left_out = f"{len(lines) - fitting} left out (too long, or no or unknown symbols)"
+    left_out = (
+        f"{len(lines) - fitting} left out (too long or not readable, or no or unknown symbols)"
+    )
     found = f"{fitting} sentences without recordings in {path}, {left_out}"
     log.info("%-14s %s", "texts", found)
     return texts

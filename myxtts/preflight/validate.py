@@ -4,9 +4,8 @@ check.
 
 import csv
 import tempfile
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,14 +14,12 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Manifest
 from myxtts.errors import PlacementError, UserError
 from myxtts.placement.routes import Route, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, Report, failed_by, recommended, required
 from myxtts.preflight.devices import check_copies, check_placement
 from myxtts.preflight.prerequisites import check_prerequisites
 from myxtts.preflight.trial import Trial, check_model, check_pipeline
-from myxtts.text.frontend import TextFrontend, normalise_text
 from myxtts.training.runs import RunFolder
 from myxtts.training.setup import OpenRun, RunCorpora, Start, load_run_corpora, resolve_start
 
@@ -122,17 +119,6 @@ def check_corpus(start: Start, corpora: RunCorpora) -> Iterator[Check]:
         f"{len(seconds)} utterances of {seconds.min():.2f} to {seconds.max():.2f} s, "
         f"median {np.median(seconds):.2f} s, {seconds.sum() / 3600:.2f} hours in total",
     )
-    # A vocoder needs no texts.
-    if corpora.vocabulary.symbols.symbols:
-        ignored = ignored_characters(manifests, corpora.vocabulary.languages, start.frontend)
-        examples = (f"{c!r} (U+{ord(c):04X}) in {n}" for c, n in ignored.most_common(EXAMPLES))
-        yield recommended(
-            not ignored,
-            "characters without symbols",
-            f"none: the text front end '{data.text_frontend}' makes symbols of all characters",
-            f"{len(ignored)}, such as {', '.join(examples)} texts" if ignored else "none",
-            "The model does not learn these characters: spell them as they are spoken.",
-        )
     plan = corpora.training.plan
     yield recommended(
         plan.padding <= MAX_PADDING,
@@ -160,24 +146,3 @@ def check_rejected(listing: Path, max_rejected: float) -> Check:
         f"{len(rejected)} ({counts}). The first: {examples}" if rejected else "none",
         "Fix or remove these rows. A run lists all of them in rejected.csv in its folder.",
     )
-
-
-def ignored_characters(
-    manifests: Sequence[Manifest], languages: tuple[str, ...], frontend: TextFrontend
-) -> Counter[str]:
-    """Count the texts with each character that does not change the symbols of a text.
-
-    Punctuation, quotes, spaces and combining marks are not counted.
-    """
-    texts_with: Counter[tuple[str, str]] = Counter()
-    for manifest in manifests:
-        for text, language in zip(manifest.texts, manifest.language, strict=True):
-            characters = set(normalise_text(text))
-            texts_with.update((character, languages[language]) for character in characters)
-    ignored: Counter[str] = Counter()
-    for (character, language), count in texts_with.items():
-        with_character = frontend.symbols(f"a {character} a", language)
-        is_letter_or_symbol = unicodedata.category(character)[0] not in "PZM"
-        if is_letter_or_symbol and with_character == frontend.symbols("a a", language):
-            ignored[character] += count
-    return ignored

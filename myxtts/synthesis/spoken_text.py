@@ -11,7 +11,7 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.errors import DataError
 from myxtts.text.frontend import TextFrontend
-from myxtts.text.normalisers import unread
+from myxtts.text.named import ADVICE
 from myxtts.text.sentences import Boundary, empty_text_message, split_text
 from myxtts.text.symbols import SymbolTable
 
@@ -51,10 +51,13 @@ def encode_text(
     for number, (chunk, boundary) in enumerate(split_text(text, language), 1):
         stages = frontend.stages(chunk, language)
         symbols = stages.symbols
-        if frontend.kind == "phonemes" and (left := unread(stages.lexicon)):
-            line = "sentence %d: read by espeak-ng in its own way: %s"
-            log.info(line, number, " ".join(left))
-        if not symbols:  # such as ① in English
+        if stages.left:
+            line = "sentence %d: emoji, or read by espeak-ng in its own way: %s"
+            log.info(line, number, " ".join(stages.left))
+        if stages.named:
+            line = "sentence %d: espeak-ng names the letters of %s instead of reading them. %s"
+            log.warning(line, number, ", ".join(stages.named), ADVICE)
+        if not symbols:  # such as ℹ️
             line = "sentence %d left out, since nothing in it is spoken: %r"
             log.warning(line, number, chunk[:60])
             continue

@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,20 @@ _LANGUAGE_SWITCH = re.compile(r"\([a-z][a-z0-9-]*\)")
 # espeak-ng 1.52 writes the word for each dot of 1.1.1. … behind the end of a buffer of 200 bytes
 # (Georgian, Haitian).
 _LONG_NUMBER = re.compile(r"\d[\d.]{19,}")
+# NFC puts these behind the vowels, but espeak-ng's rules have them in front, as people write them:
+# Arabic shadda; Hebrew shin dot, sin dot and dagesh. By canonical class, as in Unicode's UTR 53.
+_BEFORE_VOWELS = {33: 1, 24: 2, 25: 3, 21: 4}
+_SEVERAL_MARKS = re.compile("[\u05b0-\u05c7\u064b-\u065f\u0670]{2,}")
+# Accents of Hebrew and pauses of Arabic recitation.
+_UNSPOKEN = re.compile("[\u0591-\u05af\u05bd\u05bf\u06d6-\u06dc\u06df-\u06e4\u06e7-\u06ed]")
+# NFC decomposes these letters of Hindi and Bengali. Without them ড়া and য়া have no vowel.
+_COMPOSED = {
+    unicodedata.normalize("NFD", letter): letter
+    for letter in map(chr, [*range(0x958, 0x960), 0x9DC, 0x9DD, 0x9DF])
+}
+_WITH_NUKTA = re.compile(".[\u093c\u09bc]")
+# espeak-ng reads only these as Nepali.
+_DIGITS = {"ne": str.maketrans("0123456789", "०१२३४५६७८९")}
 _DEFAULT_DIALECT = {"en": "en-us"}
 _PACKAGE = "espeakng-loader"
 
@@ -121,10 +136,14 @@ class Espeak:
         """Return the IPA of a text with one space between words; raise DataError for an unknown
         language.
         """
+        return " ".join(_LANGUAGE_SWITCH.sub("", self.marked_phonemes(text, language)).split())
+
+    def marked_phonemes(self, text: str, language: str) -> str:
+        """Return the same with its language switches: (en)wˈɪndəʊz(ru)."""
+        text = text.translate(_DIGITS.get(canonical_code(language), {}))
         with self._lock:
             self._select(language)
-            ipa = " ".join(self._clauses(text))
-        return " ".join(_LANGUAGE_SWITCH.sub("", ipa).split())
+            return " ".join(self._clauses(text)).strip()
 
     def check_language(self, language: str) -> None:
         """Raise DataError if the language is unknown."""
@@ -335,4 +354,15 @@ def _utf8(text: str) -> bytes:
     def without_dots(number: re.Match) -> str:
         return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
 
-    return _LONG_NUMBER.sub(without_dots, text).encode()
+    text = _WITH_NUKTA.sub(lambda letter: _COMPOSED.get(letter[0], letter[0]), text)
+    # U+05C7 is a variant of the vowel U+05B8.
+    text = _UNSPOKEN.sub("", text).replace("\u05c7", "\u05b8")
+    return _LONG_NUMBER.sub(without_dots, _SEVERAL_MARKS.sub(_in_order, text)).encode()
+
+
+def _in_order(marks: re.Match) -> str:
+    def place(mark: str) -> int:
+        mark_class = unicodedata.combining(mark)
+        return _BEFORE_VOWELS.get(mark_class, mark_class)
+
+    return "".join(sorted(unicodedata.normalize("NFD", marks[0]), key=place))

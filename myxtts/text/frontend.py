@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 from myxtts.errors import DataError
 from myxtts.files import decode_text
 from myxtts.text import espeak
-from myxtts.text.normalisers import Normaliser, words_of
+from myxtts.text.named import check_vowels, check_words
+from myxtts.text.normalisers import Normaliser, unread, words_of
 from myxtts.text.sentences import CAPITAL, SMALL, sentences_of
 
 # Kept as symbols, from which the model learns pauses.
@@ -32,7 +33,7 @@ SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞", '"'),
         **dict.fromkeys("‘’‚‛‹›ʼ", "'"),
-        **dict.fromkeys("‐‑‒–−﹣－", "-"),
+        **dict.fromkeys("‐‑‒–−﹣－־", "-"),
         **dict.fromkeys("―⸺", "—"),
         **dict.fromkeys("،、，", ", "),
         **dict.fromkeys("؛；", "; "),
@@ -41,7 +42,17 @@ SPELLINGS = str.maketrans(
         **dict.fromkeys("：׃", ": "),
         **dict.fromkeys("۔。।॥։", ". "),
         "჻": ". ",
+        **{"⁄": "/", "∕": "/", "٫": ".", "٪": "%"},
     }
+)
+# Compatibility characters that a later stage reads (№ µ ﷼ …), and Thai, Lao and Korean letters.
+_KEPT = frozenset("№µ﷼…ำຳ").union(map(chr, range(0x3131, 0x318F)))
+# Pictures with what belongs to their sequences, and other variation selectors and keycaps.
+_PICTURES = "\U0001f000-\U0001f0ff\U0001f170-\U0001faff☀-♨♰-❵➔-➿⬅-⭕⌚⌛⏩-⏺"
+_SELECTORS = "\ufe00-\ufe0f\u20e3\U000e0100-\U000e01ef"
+EMOJI = re.compile(
+    rf"(?:[{_PICTURES}]|[^\d\s#*]\ufe0f)[{_PICTURES}{_SELECTORS}\u200d\U000e0020-\U000e007f]*"
+    rf"|[{_SELECTORS}]"
 )
 _PHONEMES = re.compile(r"(\[\[.*?\]\])")
 _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
@@ -57,12 +68,18 @@ _CLAUSE_END = re.compile(rf"((?:[;!?…]|,(?!\d)|[.:](?!\w|(?<=\d\.)\s{SMALL}))+
 
 
 class Stages(NamedTuple):
-    """A text after each stage of a front end."""
+    """A text after each stage of a front end.
+
+    `left` is what espeak-ng reads in its own way, and emoji, which are left out; `named` are words
+    whose letters it names instead of reading them.
+    """
 
     text: str
     normalised: str
     lexicon: str
     symbols: list[str]
+    left: list[str]
+    named: list[str]
 
 
 @dataclass(frozen=True)
@@ -87,15 +104,31 @@ class TextFrontend:
         return replace(self, lexicon={**self.lexicon, **lexicon})
 
     def symbols(self, text: str, language: str) -> list[str]:
-        """Return the symbols of a text; see `stages`, and `symbols_of` for what they are."""
-        return self.stages(text, language).symbols
+        """Return the symbols of a text or of a word in it, whether it can be read or not; see
+        `stages`, and `symbols_of` for what they are.
+        """
+        _, replaced = self._words(text, language)
+        return symbols_of(replaced, language, self.kind)
 
     def stages(self, text: str, language: str) -> Stages:
         """Return a text after each stage.
 
-        Raises DataError if espeak-ng does not know the language or the normaliser fails, and
-        ConfigError if its library is missing.
+        Raises DataError if espeak-ng does not know the language or cannot read the text, or the
+        normaliser fails, and ConfigError if its library is missing.
         """
+        normalised, replaced = self._words(text, language)
+        symbols = symbols_of(replaced, language, self.kind)
+        left = [emoji for emoji in EMOJI.findall(text) if unicodedata.category(emoji[0])[0] != "M"]
+        named: list[str] = []
+        if self.kind == "phonemes":
+            left += unread(replaced)
+            named = check_words(_PHONEMES.sub(" ", replaced), language)
+            if "[[" not in replaced:
+                check_vowels("".join(symbols), language)
+        return Stages(text, normalised, replaced, symbols, left, named)
+
+    def _words(self, text: str, language: str) -> tuple[str, str]:
+        """Return a text as the normaliser and as the lexicon leave it."""
         normalised = replaced = normalise_text(text)
         if self.kind == "phonemes":
             espeak.warn_of_other_version(self.espeakng_loader)
@@ -103,7 +136,7 @@ class TextFrontend:
                 sentences = sentences_of(normalised, language)
                 normalised = " ".join(_in_words(sentence, language) for sentence in sentences)
             replaced = _around_phonemes(self._readings, normalised)
-        return Stages(text, normalised, replaced, symbols_of(replaced, language, self.kind))
+        return normalised, replaced
 
     def _readings(self, text: str) -> str:
         return _WORD.sub(lambda word: self.lexicon.get(word[0].lower(), word[0]), text)
@@ -178,10 +211,13 @@ def read_lexicon(path: Path | None) -> dict[str, str]:
 
 
 def normalise_text(text: str) -> str:
-    """Normalise a text: NFC, single spaces, one kind of each quote, dash and mark, and no control
-    or format characters but for joiners.
+    """Normalise a text: NFC, single spaces, one kind of each letter, digit, quote, dash and mark,
+    no emoji, and no control or format characters but for joiners.
     """
-    text = unicodedata.normalize("NFC", " ".join(text.split())).translate(SPELLINGS)
+    text = " ".join(text.split())
+    if not text.isascii():
+        text = _around_phonemes(_in_plain_characters, text)
+    text = unicodedata.normalize("NFC", text).translate(SPELLINGS)
     text = "".join(
         c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS
     )
@@ -190,6 +226,33 @@ def normalise_text(text: str) -> str:
     text = re.sub(r"\.{3,}", "…", text)
     text = re.sub(r"\s*—\s*|\s+-+\s+", " — ", text)
     return " ".join(re.sub(rf"\s+([{PUNCTUATION}])(?!\w)", r"\1", text).split())
+
+
+def _in_plain_characters(text: str) -> str:
+    """Return a text with full-width, styled and joined letters as plain ones, digits of any script
+    as those of ASCII, and a space instead of each emoji.
+    """
+    text = "".join(map(_plain, EMOJI.sub(" ", text)))
+    text = re.sub("μ(?=[a-zA-Z])", "µ", text)  # the sign of micrometres
+    return re.sub("(?<=[0-9])[：，](?=[0-9])", lambda mark: {"：": ":", "，": ","}[mark[0]], text)
+
+
+@cache
+def _plain(character: str) -> str:
+    if unicodedata.category(character) == "Nd":
+        return str(unicodedata.decimal(character))
+    form, *points = unicodedata.decomposition(character).split() or [""]
+    is_read = (
+        character in _KEPT
+        or ord(character) in SPELLINGS
+        # Spacing accents (´), ½, and ², ™ and º, but not the letters of 5ᵗʰ.
+        or points[:1] == ["0020"]
+        or form == "<fraction>"
+        or (form in ("<super>", "<sub>") and unicodedata.category(character) != "Lm")
+    )
+    if is_read or not form.startswith("<"):
+        return character
+    return "".join(_plain(chr(int(point, 16))) for point in points)
 
 
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:

@@ -11,7 +11,7 @@ from fontTools.unicodedata import script_name
 from myxtts.errors import DataError
 
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
-_SHARED = ("Zyyy", "Zinh", "Zzzz")
+SHARED_SCRIPTS = ("Zyyy", "Zinh", "Zzzz")
 _JOINERS = "\u200c\u200d"
 
 # Languages by ISO 15924 script, as in the Unicode CLDR (`languageData` in supplementalData.xml).
@@ -70,6 +70,7 @@ def choose_language(language: str | None, trained: Sequence[str], flag: str = "-
     )
 
 
+@cache
 def scripts_of(language: str) -> frozenset[str]:
     """Return the scripts (ISO 15924) of a language; empty if unknown.
 
@@ -95,7 +96,7 @@ def letters_by_script(texts: Iterable[str]) -> Counter[str]:
         letters.update(text)
     scripts: Counter[str] = Counter()
     for letter, count in letters.items():
-        if unicodedata.category(letter).startswith("L") and script_of(letter) not in _SHARED:
+        if unicodedata.category(letter).startswith("L") and script_of(letter) not in SHARED_SCRIPTS:
             scripts[script_of(letter)] += count
     return scripts
 

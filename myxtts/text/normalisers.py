@@ -31,7 +31,10 @@ _STRESSED = re.compile(r"(?<!\d)\+([аеёиоуыэюя])", re.IGNORECASE)
 
 _PHONEMES = re.compile(r"\[\[.*?\]\]")
 _UNREAD = re.compile(
-    r"\[[^\]]*\]|\S*(?:[\d$€£¥₽%°№§#&@+*=<>~^|]|[аеиоуыэюя]\u0301)\S*", re.IGNORECASE
+    # Signs of other blocks and private characters, too, which many languages leave out.
+    r"\[[^\]]*\]|\S*(?:[\d$¢-¥₠-⃀%‰°§#&@+*=<>~^|©®±×÷←-➿⬀-⯿\ue000-\uf8ff]"
+    r"|[аеиоуыэюя]\u0301)\S*",
+    re.IGNORECASE,
 )
 
 log = logging.getLogger(__name__)

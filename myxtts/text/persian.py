@@ -4,7 +4,6 @@ import re
 
 from num2words import num2words
 
-_DIGITS = str.maketrans("۰۱۲۳۴۵۶۷۸۹٠١٢٣٤٥٦٧٨٩٫٪", "01234567890123456789.%")
 _JALALI = "فروردین اردیبهشت خرداد تیر مرداد شهریور مهر آبان آذر دی بهمن اسفند".split()
 _GREGORIAN = "ژانویه فوریه مارس آوریل مه ژوئن ژوئیه اوت سپتامبر اکتبر نوامبر دسامبر".split()
 _MONTHS = "|".join([*_JALALI, *_GREGORIAN, "می", "جولای", "آگوست"])
@@ -13,13 +12,13 @@ _MAX_DIGITS = 21
 
 
 def words_of(text: str) -> str:
-    """Return a Persian text with Persian or Latin digits as words, as they are spoken.
+    """Return a Persian text with its numbers, in digits of ASCII, as words, as they are spoken.
 
     Years and days are cardinal and ordinal numbers; dates of digits alone are year/month/day of the
     Iranian calendar, or of the Gregorian one from the year 1700 on. "3-2" is read as two numbers,
     and "2-3" as a range.
     """
-    text = re.sub(r"(?<=\d)[٬,](?=\d{3})", "", text.translate(_DIGITS))
+    text = re.sub(r"(?<=\d)[٬,](?=\d{3})", "", text)
     text = re.sub(r"\b(\d{4})/(\d{1,2})/(\d{1,2})\b", _date, text)
     text = re.sub(rf"\b(\d{{1,2}})(?= (?:{_MONTHS})\b)", lambda day: _ordinal(day[1]), text)
     text = re.sub(r"\b(\d{1,2}):(\d{2})\b", _time, text)

@@ -5,7 +5,7 @@ import unittest
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
-from myxtts.placement.routes import LogicalDevice, Route, plan_routes
+from myxtts.placement.routes import LogicalDevice, Route, first_own_gpu, plan_routes
 
 LIMITS = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
 ISOLATED = {"enable_memory_isolation": True}
@@ -91,6 +91,46 @@ class RouteTest(unittest.TestCase):
     def test_simulation_ignores_real_gpus(self):
         self.assertEqual(plan(0, simulate_gpus=2), plan(8, simulate_gpus=2))
         self.assertEqual(plan(8, simulate_gpus=2).routes, (Route("/CPU:0", "/CPU:0"),))
+
+
+class WorkerTest(unittest.TestCase):
+    """The GPUs of the workers of one host."""
+
+    def test_workers_divide_the_gpus_that_they_see(self):
+        for gpus, workers, settings, expected in (
+            (2, 2, {}, [[0], [1]]),
+            (4, 2, {}, [[0], [2]]),
+            (5, 2, {}, [[0], [2]]),
+            (8, 3, {}, [[0], [2], [4]]),
+            (2, 1, {}, [[0]]),
+            (4, 2, gpus_of(None, (0, 1)), [[0, 1], [2, 3]]),
+            (4, 2, gpus_of(1, 0), [[0, 1], [2, 3]]),
+            (4, 2, gpus_of(0, (0, 1)) | ISOLATED, [[0, 1], [2, 3]]),
+            (4, 2, {"observer": 1}, [[0, 1], [2, 3]]),
+            # These are known to be different GPUs, or the rendezvous rejects them: one that each
+            # sees alone, as by CUDA_VISIBLE_DEVICES or --gpus-per-task; two or a further one that
+            # each names; fewer than workers.
+            (1, 2, {}, [[0], [0]]),
+            (2, 2, gpus_of(1, 0), [[0, 1], [0, 1]]),
+            (2, 2, gpus_of(None, (1,)), [[1], [1]]),
+            (2, 3, {}, [[0], [1], [0]]),
+            (0, 2, {}, [[], []]),
+            (2, 2, {"simulate_gpus": 2, **gpus_of(0, 1)}, [[], []]),
+        ):
+            with self.subTest(gpus=gpus, workers=workers, settings=settings):
+                settings = PlacementConfig(**settings)
+                actual = [
+                    plan_routes(settings, gpus, first_own_gpu(settings, gpus, rank, workers)).gpus
+                    for rank in range(workers)
+                ]
+                self.assertEqual(actual, expected)
+
+    def test_routes_of_a_worker_are_those_of_a_process_with_these_gpus_alone(self):
+        settings = PlacementConfig(**gpus_of(1, 0), **LIMITS)
+        own, alone = plan_routes(settings, 4, 2), plan_routes(settings, 2)
+        self.assertEqual((own.routes, own.name), (alone.routes, alone.name))
+        limits = [(device.physical, device.memory_mib) for device in own.devices]
+        self.assertEqual(limits, [(2, 2000), (3, 1000)])
 
 
 class MemoryLimitTest(unittest.TestCase):

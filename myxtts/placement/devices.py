@@ -5,17 +5,25 @@ tensor.
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from socket import gethostname
 
 import tensorflow as tf
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.machine import ThreadPools, automatic_pools, core_count, is_pinned
-from myxtts.placement.gpu_memory import DriverUnavailable, check_limits, limits_of, read_memory
+from myxtts.placement.gpu_memory import (
+    DriverUnavailable,
+    ask_driver,
+    check_limits,
+    limits_of,
+    read_memory,
+)
 from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
-from myxtts.tf_internals import has_started
+from myxtts.tf_internals import has_cuda_gpus, has_started
 
 # LLVM ends the process: its PTX 8.5 does not support sm_120
 # (github.com/tensorflow/tensorflow/issues/111958).
@@ -27,6 +35,15 @@ log = logging.getLogger(__name__)
 def gpu_count() -> int:
     """Return how many physical GPUs TensorFlow sees, without initialising them."""
     return len(tf.config.list_physical_devices("GPU"))
+
+
+def gpu_names(gpus: Sequence[int]) -> list[str]:
+    """Return names of GPUs that no other GPU has, on whatever host; none if they are unknown."""
+    try:
+        return ask_driver(gpus, lambda nvml, handle: str(nvml.nvmlDeviceGetUUID(handle)))
+    except DriverUnavailable:
+        # A control group may number the GPUs of each process from 0. NCCL compares them, too.
+        return [] if has_cuda_gpus() else [f"GPU {gpu} of {gethostname()}" for gpu in gpus]
 
 
 def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
@@ -92,9 +109,8 @@ def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
 
 def _configure_gpus(placement: Placement) -> None:
     physical = tf.config.list_physical_devices("GPU")
-    used = sorted({device.physical for device in placement.devices if device.physical is not None})
-    tf.config.set_visible_devices([physical[i] for i in used], "GPU")
-    for i in used:
+    tf.config.set_visible_devices([physical[i] for i in placement.gpus], "GPU")
+    for i in placement.gpus:
         limits = [device.memory_mib for device in placement.devices if device.physical == i]
         if limits == [None]:
             tf.config.experimental.set_memory_growth(physical[i], True)

@@ -129,12 +129,11 @@ def check_gpu_software(placement: Placement) -> Iterator[Check]:
 
 def used_capabilities(placement: Placement) -> list[tuple[int, int]]:
     """Return the compute capabilities of the real GPUs of a placement."""
-    used = {device.physical for device in placement.devices if placement.on_gpu}
     capabilities = set()
-    for number, gpu in enumerate(tf.config.list_physical_devices("GPU")):
-        if number in used:
-            details = tf.config.experimental.get_device_details(gpu)
-            capabilities.add(details.get("compute_capability"))
+    gpus = tf.config.list_physical_devices("GPU")
+    for number in placement.gpus:
+        details = tf.config.experimental.get_device_details(gpus[number])
+        capabilities.add(details.get("compute_capability"))
     return sorted(capabilities - {None})
 
 

@@ -37,6 +37,18 @@ def run_python(*arguments: str, folder: Path = ROOT, **options) -> subprocess.Co
     return subprocess.run(command, cwd=folder, text=True, **options)
 
 
+class EnvironmentTest(unittest.TestCase):
+    def test_keras_heeds_no_settings_of_other_projects(self):
+        given = {"KERAS_BACKEND": "torch", "KERAS_NNX_ENABLED": "true", "KERAS_HOME": "/of/others"}
+        source = (
+            "import os, myxtts; print(*(f'{n}={v}' for n, v in os.environ.items() if 'KERAS' in n))"
+        )
+        done = run_python("-c", source, env=os.environ | given)
+        self.assertEqual(
+            sorted(done.stdout.split()), ["KERAS_BACKEND=tensorflow", "KERAS_HOME=/dev/null"]
+        )
+
+
 def fault(number: int, *file: str) -> OSError:
     return OSError(number, os.strerror(number), *file)
 

@@ -178,22 +178,22 @@ class ErrorTest(unittest.TestCase):
             plan(gpus, **settings)
 
     def test_missing_gpu_is_rejected(self):
-        none, real = "TensorFlow sees no GPU", r"TensorFlow sees {} \(numbered from 0\)"
+        none = "TensorFlow sees no GPU"
+        one, two = "TensorFlow sees 1 GPU, number 0", "TensorFlow sees 2 GPUs, numbers 0 and 1"
         for gpus, data, model, missing, existing in (
             (0, 0, 0, "data GPU 0", none),
             (0, None, (0, 1), "model GPU 1", none),
-            (1, 0, 1, "model GPU 1", real),
-            (1, 4, 0, "data GPU 4", real),
-            (2, 0, (1, 5), "model GPU 5", real),
-            (2, (0, 2), 1, "data GPU 2", real),
+            (1, 0, 1, "model GPU 1", one),
+            (1, 4, 0, "data GPU 4", one),
+            (2, 0, (1, 5), "model GPU 5", two),
+            (2, (0, 2), 1, "data GPU 2", two),
+            (4, 0, (1, 5), "model GPU 5", "TensorFlow sees 4 GPUs, numbers 0 to 3"),
         ):
-            message = (
-                f"{missing} was requested, but {existing.format(gpus)}. To train on one device"
-            )
+            message = f"{missing} was requested, but {existing}. To train on one device"
             self.assert_rejected(message, gpus, **gpus_of(data, model))
 
     def test_missing_simulated_gpu_is_rejected(self):
-        message = r"model GPU 2 was requested, but --simulate-gpus makes 2 \(numbered from 0\)"
+        message = r"model GPU 2 was requested, but --simulate-gpus makes 2 GPUs, numbers 0 and 1"
         self.assert_rejected(message, 8, simulate_gpus=2, data_gpu=0, model_gpu=2)
 
     def test_contradictions_are_rejected(self):

@@ -264,7 +264,8 @@ def _check_gpus_exist(settings: PlacementConfig, count: int) -> None:
             " --no-enable-memory-isolation --model-gpu-memory null."
         )
     source = "--simulate-gpus makes" if settings.simulate_gpus else "TensorFlow sees"
-    existing = f"{count} (numbered from 0)" if count else "no GPU"
+    numbers = {0: "no GPU", 1: "1 GPU, number 0", 2: "2 GPUs, numbers 0 and 1"}
+    existing = numbers.get(count, f"{count} GPUs, numbers 0 to {count - 1}")
     observer = (settings.observer,) if isinstance(settings.observer, int) else ()
     named = {"data": named_data_gpus(settings), "model": _named_model_gpus(settings)}
     for role, gpus in (named | {"observer": observer}).items():

@@ -13,7 +13,7 @@ from myxtts.config.schema import PlacementConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
-from myxtts.placement.devices import gpu_names
+from myxtts.placement.devices import check_xla_flags, gpu_names
 from myxtts.placement.routes import first_own_gpu
 from myxtts.preflight.checks import Check, required
 from myxtts.throughput.measure import time_all_reduce
@@ -76,6 +76,7 @@ def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
 
 def _configure_gpus(cluster: Cluster, count: int | None) -> Sequence[int]:
     """Make the worker's GPUs visible with memory growth; return their indices."""
+    check_xla_flags()
     gpus = tf.config.list_physical_devices("GPU")
     rank, workers = cluster.place_on_host
     count = len(gpus) // workers or len(gpus) if count is None else count

@@ -14,6 +14,7 @@ from packaging.version import Version
 from myxtts.config.schema import Config
 from myxtts.distributed.processes import NVIDIA_SMI_S, output_of
 from myxtts.errors import PlacementError
+from myxtts.placement.devices import check_xla_flags
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.stores import local_path
@@ -43,6 +44,7 @@ CUDNN_REQUIREMENT = ">=9.24,<10"
 
 def check_prerequisites(config: Config) -> Iterator[Check]:
     """Check driver, GPUs, TensorFlow, packages and disk without starting a device."""
+    check_xla_flags()
     needed = max(named_gpus(config.placement), default=-1) + 1
     if config.placement.simulate_gpus:
         needed = 0
@@ -96,13 +98,16 @@ def check_gpus(needed: int) -> Check:
         capability = ".".join(map(str, details.get("compute_capability", ["unknown"])))
         name = details.get("device_name", "unnamed")
         gpus.append(f"{number}: {name} (compute capability {capability})")
+    to_do = f"Install the CUDA libraries ({INSTALL_CUDA}), or u"
+    if gpus:
+        to_do = "To make batches and train on one GPU: --data-gpu 0 --model-gpu 0. Or u"
     return required(
         len(gpus) >= needed,
         "GPUs",
         f"TensorFlow sees {needed} GPUs or more" if needed else NO_GPU_NEEDED,
         "; ".join(gpus) or "TensorFlow sees no GPU",
-        f"Install the CUDA libraries ({INSTALL_CUDA}), or unset CUDA_VISIBLE_DEVICES if nvidia-smi"
-        " lists the GPU. To try without one: --simulate-gpus 2.",
+        f"{to_do}nset CUDA_VISIBLE_DEVICES if nvidia-smi lists more. To try the placement without"
+        f" GPUs: --simulate-gpus {needed}.",
     )
 
 

@@ -98,16 +98,16 @@ def check_gpus(needed: int) -> Check:
         capability = ".".join(map(str, details.get("compute_capability", ["unknown"])))
         name = details.get("device_name", "unnamed")
         gpus.append(f"{number}: {name} (compute capability {capability})")
-    to_do = f"Install the CUDA libraries ({INSTALL_CUDA}), or u"
+    to_do = f"Install the CUDA libraries: {INSTALL_CUDA}."
     if gpus:
-        to_do = "To make batches and train on one GPU: --data-gpu 0 --model-gpu 0. Or u"
+        to_do = "To make batches and train on one GPU: --data-gpu 0 --model-gpu 0."
     return required(
         len(gpus) >= needed,
         "GPUs",
         f"TensorFlow sees {needed} GPUs or more" if needed else NO_GPU_NEEDED,
         "; ".join(gpus) or "TensorFlow sees no GPU",
-        f"{to_do}nset CUDA_VISIBLE_DEVICES if nvidia-smi lists more. To try the placement without"
-        f" GPUs: --simulate-gpus {needed}.",
+        f"{to_do} If nvidia-smi lists more, unset CUDA_VISIBLE_DEVICES. To try without them:"
+        f" --simulate-gpus {needed}.",
     )
 
 

@@ -253,16 +253,16 @@ def out_of_memory(
         ways.append("--precision mixed_bfloat16")
     if not (run.config.model.gradient_checkpointing or "gradient_checkpointing" in inactive):
         ways.append("--gradient-checkpointing")
-    remedy = f"tart another run with {', or '.join(ways)}."
+    remedy = f"start another run with {', or '.join(ways)}."
     limits = [f"{d.name} {d.memory_mib} MiB" for d in placement.devices if d.memory_mib]
     if limits:
         higher = "a higher --model-gpu-memory or --data-gpu-memory"
-        remedy = f"{'Resume' if is_saved else 'Start again'} with {higher}; or s{remedy}"
-    else:
-        remedy = f"S{remedy}"
+        remedy = f"{'resume' if is_saved else 'start again'} with {higher}; or {remedy}"
+    shares = ""
     if len(placement.routes) > 1:
-        remedy += " Give a GPU of less memory a smaller share with --batch-shares."
+        shares = " Give a GPU of less memory a smaller share with --batch-shares."
     where = "; limits: ".join(filter(None, (placement.routes[0].model, "; ".join(limits))))
     return OutOfMemory(
-        f"out of memory{batch}: {lacking_memory(error)} (the model is on {where}). {remedy}"
+        f"out of memory{batch}: {lacking_memory(error)} (the model is on {where})."
+        f" {remedy.capitalize()}{shares}"
     )

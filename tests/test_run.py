@@ -312,10 +312,10 @@ class Stopped(Case):
                 self.assertIn(expected, message)
                 self.assertNotIn(absent, message)
                 self.assertNotIn("limits", message)
-        limited = PlacementConfig(simulate_gpus=1, model_gpu_memory=100)
+        limited = PlacementConfig(simulate_gpus=1, model_gpu_memory=256)
         run = mock.Mock(placement=plan_routes(limited, 0), config=config)
         self.assertIn(
-            "100 MiB). Resume with a higher", str(out_of_memory(full, run, is_saved=True))
+            "256 MiB). Resume with a higher", str(out_of_memory(full, run, is_saved=True))
         )
 
     def test_a_full_disk_ends_only_a_run_whose_last_checkpoint_it_refuses(self):

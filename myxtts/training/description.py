@@ -257,7 +257,8 @@ def out_of_memory(
     limits = [f"{d.name} {d.memory_mib} MiB" for d in placement.devices if d.memory_mib]
     if limits:
         higher = "a higher --model-gpu-memory or --data-gpu-memory"
-        remedy = f"{'resume' if is_saved else 'start again'} with {higher}; or {remedy}"
+        begin = "resume" if is_saved else "start again"
+        remedy = f"{begin} with {higher}; or {remedy}"
     shares = ""
     if len(placement.routes) > 1:
         shares = " Give a GPU of less memory a smaller share with --batch-shares."

@@ -61,7 +61,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             folder.check_not_existing(config.run.resume)
         run_log = run_resources.enter_context(RunLog())
         run = run_resources.enter_context(open_run(resolve_start(config, folder), cluster))
-        run_resources.enter_context(description.translate_oom(run.placement))
+        run_resources.enter_context(description.translate_oom(run))
         config, start, replicas = run.config, run.start, run.replicas
         resources = run_resources.enter_context(ExitStack())
         if replicas.is_distributed:

@@ -20,7 +20,7 @@ from unittest import mock
 
 from myxtts import files
 from myxtts.commands import corpus, jobs, main, shard, train
-from myxtts.commands.console import report_errors
+from myxtts.commands.console import report_errors, set_environment
 from myxtts.commands.parser import bounded, setting_help
 from myxtts.config.flags import SECTIONS, SETTINGS
 from myxtts.config.load import load
@@ -35,6 +35,15 @@ def run_python(*arguments: str, folder: Path = ROOT, **options) -> subprocess.Co
     command = [sys.executable, *arguments]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return subprocess.run(command, cwd=folder, text=True, **options)
+
+
+class EnvironmentTest(unittest.TestCase):
+    def test_keras_heeds_no_settings_of_other_projects(self):
+        given = {"KERAS_BACKEND": "torch", "KERAS_NNX_ENABLED": "true", "KERAS_HOME": "/of/others"}
+        with mock.patch.dict(os.environ, given):
+            set_environment()
+            actual = {name: os.environ[name] for name in os.environ if name.startswith("KERAS_")}
+        self.assertEqual(actual, {"KERAS_BACKEND": "tensorflow", "KERAS_HOME": os.devnull})
 
 
 def fault(number: int, *file: str) -> OSError:

@@ -160,10 +160,34 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(workers[0], workers[2])
         self.assertNotEqual(workers[0], workers[1])
 
-    def test_workers_on_this_host_are_those_that_the_launcher_tells(self):
-        self.assertEqual(find_cluster(TORCHRUN).workers_on_this_host, 2)
-        self.assertEqual(Cluster(("n1:1", "", ""), 2).workers_on_this_host, 1)
-        self.assertEqual(Cluster(("n1:1", "n1:2", "n2:1"), 1).workers_on_this_host, 2)
+    def test_place_on_the_host_is_told_by_the_launcher_or_by_addresses(self):
+        hosts = {"worker": ["n1:1", "n1:2", "n2:1"]}
+        by_hand = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
+        mpich = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}
+        job = {"JOB_COMPLETION_INDEX": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0.job"}
+        for environ, place in (
+            (TORCHRUN, (0, 2)),
+            (TORCHRUN | {"RANK": "3", "LOCAL_RANK": "1"}, (1, 2)),
+            (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, (1, 2)),
+            (mpich, (1, 2)),
+            (SLURM, (0, 1)),
+            (SLURM | {"SLURM_NODEID": "1", "SLURM_LOCALID": "1"}, (1, 2)),
+            (tf_config(hosts, index=1), (1, 2)),
+            (tf_config(hosts, index=2), (0, 1)),
+            (tf_config({"chief": ["n1:5"], "worker": ["n1:1", "n1:2"]}, index=1), (2, 3)),
+            (tf_config({"worker": ["[::1]:1", "[::1]:2"]}, index=1), (1, 2)),
+            # Without a local size: of a loopback address, or at most the number of all.
+            (by_hand | {"MASTER_ADDR": "127.0.0.1"}, (1, 2)),
+            (by_hand | {"LOCAL_RANK": "1"}, (1, 2)),
+            (by_hand | {"SLURM_LOCALID": "1"}, (1, 2)),
+            (by_hand, (0, 1)),
+            (by_hand | {"RANK": "0"}, (0, 1)),
+            # One process in each Pod or on each node.
+            (job, (0, 1)),
+            (job | {"JOB_COMPLETION_INDEX": "1"}, (0, 1)),
+        ):
+            with self.subTest(environ=environ):
+                self.assertEqual(find_cluster(environ).place_on_host, place)
 
     def test_several_processes_that_cannot_meet_are_refused_naming_the_variable(self):
         for environ, reason in (
@@ -180,6 +204,9 @@ class LauncherTest(unittest.TestCase):
                 "SKYPILOT_NODE_IPS is missing",
             ),
             ({"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "is missing"),
+            (TORCHRUN | {"LOCAL_RANK": "2"}, "but LOCAL_RANK is '2' of 2"),
+            (TORCHRUN | {"LOCAL_RANK": "gpu"}, "but LOCAL_RANK is 'gpu' of 2"),
+            (TORCHRUN | {"LOCAL_WORLD_SIZE": "two"}, "but LOCAL_WORLD_SIZE is 'two'"),
             (TORCHRUN | {"MASTER_PORT": "x"}, "rank 0 in MASTER_ADDR and MASTER_PORT is 'n1:x'"),
             (
                 {"TF_CONFIG": '{"sparseCluster": {"worker": {"0": "a:1"}}}'},

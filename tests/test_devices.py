@@ -15,16 +15,18 @@ import os
 import subprocess
 import sys
 import unittest
+from socket import gethostname
 from types import SimpleNamespace
 from unittest import mock
 
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.errors import PlacementError
 from myxtts.placement import devices
-from myxtts.placement.gpu_memory import GpuMemory
+from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory
 from myxtts.placement.routes import plan_routes
 from myxtts.training import setup
 from tests.run import ROOT, gpu_modules
+from tests.test_gpu_memory import with_driver
 from tests.two_devices import GPUS, HALF_MIB, two_devices
 
 LIMITS = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
@@ -349,3 +351,20 @@ class HardwareTest(unittest.TestCase):
             for limits in ({}, {"data_gpu_memory": 1024, "model_gpu_memory": 2048}):
                 with self.subTest(data=data, model=model, **limits):
                     self.assert_configured(data_gpu=data, model_gpu=model, **limits)
+
+
+class NamesTest(unittest.TestCase):
+    def names(self, visible: str, *gpus: int) -> list[str]:
+        return with_driver(visible, devices.gpu_names, *gpus)
+
+    def test_names_are_those_of_the_driver_however_cuda_numbers_the_gpus(self):
+        self.assertEqual(self.names("2,1", 0), self.names("0,2", 1))
+        self.assertNotEqual(self.names("0,1", 0), self.names("0,1", 1))
+
+    def test_without_the_driver_cuda_may_number_the_gpus_of_each_process_and_others_do_not(self):
+        for has_cuda, names in ((True, []), (False, [f"GPU 3 of {gethostname()}"])):
+            with (
+                mock.patch.object(devices, "ask_driver", side_effect=DriverUnavailable),
+                mock.patch.object(devices, "has_cuda_gpus", return_value=has_cuda),
+            ):
+                self.assertEqual(devices.gpu_names([3]), names)

@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 COMING_FROM = DOCS / "guides" / "coming_from.md"
 # Of tensorboard, pip and tests.run; of sbatch, srun, torchrun and mpirun.
 FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times", "--resv-ports", "--nnodes"}
-FOREIGN_FLAGS |= {"--nproc-per-node", "--master-addr", "--map-by"}
+FOREIGN_FLAGS |= {"--nproc-per-node", "--master-addr", "--map-by", "--gpus-per-task"}
 FOREIGN_FLAGS |= {"--requeue", "--signal", "--time"}
 # Of wyoming-piper, and of http.server.
 FOREIGN_FLAGS |= {"--voice", "--data-dir", "--uri", "--bind", "--directory"}

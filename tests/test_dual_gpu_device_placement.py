@@ -23,9 +23,10 @@ from tensorflow.python.eager import context
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.data.batch_plan import Pass
-from myxtts.data.features import tts_extractor
+from myxtts.data.features import asr_extractor, tts_extractor
 from myxtts.data.pipeline import Pipeline, step_batches
 from myxtts.errors import PlacementError
+from myxtts.models.asr import build_asr
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route, plan_routes
@@ -38,6 +39,7 @@ from tests.fixtures import temporary_folder
 from tests.long import long
 from tests.sine_corpus import planned_corpus, write_corpus
 from tests.tiny import build_toy, features, on_device, training_state
+from tests.tiny_asr import small_asr_models
 from tests.two_devices import DATA, GPUS, MODEL, SETTINGS, SIMULATED, TWO
 
 READING = DataConfig(batch_size=3, buckets=2)
@@ -80,14 +82,14 @@ class RouteOfAStepTest(unittest.TestCase):
         folder = temporary_folder(cls.addClassCleanup)
         cls.manifest = write_corpus(folder, tiny.SECONDS)
 
-    def step(self, model, route, accumulation):
+    def step(self, model, route, accumulation, extractor):
         """Take a full step; return state, sums, microbatches, outcome and functions."""
         corpus = planned_corpus(self.manifest, READING, accumulation=accumulation)
         state = training_state(model, device=route.model)
         step = Step(state, 1.0, accumulation, static_shapes=False, compile_xla=False)
         with placed_functions() as functions:
             options = {"seed": 0, "cache_folder": Path("unused")}
-            pipeline = Pipeline(corpus, [route], tts_extractor(), READING, **options)
+            pipeline = Pipeline(corpus, [route], extractor, READING, **options)
             with pipeline.open_feed(Pass()) as feed:
                 # One step of an epoch is incomplete.
                 taken = next(each for each in step_batches(feed) if len(each) == accumulation)
@@ -101,9 +103,11 @@ class RouteOfAStepTest(unittest.TestCase):
     def assert_on(self, device, values):
         self.assertEqual({device_of(value) for value in values}, {device})
 
-    def assert_on_route(self, model, route, accumulation, operations):
+    def assert_on_route(self, model, route, accumulation, operations, extractor):
         """Check the devices of some operations of the step. Only a step has the last operation."""
-        state, sums, microbatches, outcome, functions = self.step(model, route, accumulation)
+        state, sums, microbatches, outcome, functions = self.step(
+            model, route, accumulation, extractor
+        )
         self.assertEqual(bool(sums), accumulation > 1)
         self.assert_on(route.model, [outcome, *sums])
         for variables in state.variables().values():  # weights, optimizer, averages
@@ -123,15 +127,23 @@ class RouteOfAStepTest(unittest.TestCase):
             for operation in ("RFFT", "Log", "GatherV2"):
                 self.assertEqual(devices_of[operation], {route.data}, operation)
 
-    @long
     def test_step_of_the_network_is_on_its_route(self):
+        """The recogniser is traced in a fifth of the time of the voice."""
+        with small_asr_models(), tiny.replicas_on(MODEL).scope():
+            network = build_asr("tiny", tiny.SYMBOLS, "lmu", subsampling=2)
+        operations = ("Conv2D", "MatMul", "Conv2DBackpropFilter")
+        self.assert_on_route(network, Route(DATA, MODEL), 1, operations, asr_extractor())
+
+    @long
+    def test_step_of_the_voice_is_on_its_route(self):
         operations = ("Conv2D", "MatMul", "BatchMatMulV2", "Square", "Conv2DBackpropFilter")
         network = tiny.build_model(device=MODEL)
-        self.assert_on_route(network, Route(DATA, MODEL), 2, operations)
+        self.assert_on_route(network, Route(DATA, MODEL), 2, operations, tts_extractor())
 
     def test_step_of_the_toy_model_is_on_the_opposite_route(self):
         operations = ("MatMul", "Square", "AssignSubVariableOp")
-        self.assert_on_route(build_toy(device=DATA), Route(MODEL, DATA), 1, operations)
+        model, route = build_toy(device=DATA), Route(MODEL, DATA)
+        self.assert_on_route(model, route, 1, operations, tts_extractor())
 
 
 class MisplacedValueTest(unittest.TestCase):

@@ -44,6 +44,9 @@ class FakeNvml:
     def nvmlDeviceGetIndex(self, handle):
         return list(self.gpus).index(handle)
 
+    def nvmlDeviceGetUUID(self, handle):
+        return handle
+
     def nvmlDeviceGetName(self, handle):
         return self.gpus[handle][1]
 

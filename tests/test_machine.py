@@ -7,7 +7,6 @@ from unittest import mock
 from myxtts import machine
 from myxtts.commands import train
 from myxtts.config.schema import PlacementConfig
-from myxtts.distributed.cluster import Cluster
 from myxtts.errors import ConfigError
 from myxtts.machine import automatic_pools, available_memory_mib
 from myxtts.placement.routes import plan_routes
@@ -79,11 +78,6 @@ class CoresTest(FolderCase):
             cores = mock.patch.object(machine, "usable_cores", return_value=[*range(usable)])
             with cores, mock.patch.object(machine, "cpu_quota", return_value=quota):
                 self.assertEqual(machine.core_count(), count)
-
-    def test_workers_of_one_host_share_its_cores(self):
-        cluster = Cluster(("a:1", "a:2", "b:1"), 1)
-        self.assertEqual(cluster.workers_on_this_host, 2)
-        self.assertEqual(Cluster(cluster.workers, 2).workers_on_this_host, 1)
 
 
 class AvailableMemory(FolderCase):

@@ -199,7 +199,7 @@ class Mistakes(unittest.TestCase):
     def test_mistakes_exit_with_2_before_any_check(self):
         for flags, expected in (
             ("--data-gpu 0", "only one of --data-gpu and --model-gpu was given"),
-            ("--simulate-gpus 2 --data-gpu 0 --model-gpu 5", "makes 2 (numbered from 0)"),
+            ("--simulate-gpus 2 --data-gpu 0 --model-gpu 5", "makes 2 GPUs, numbers 0 and 1"),
             ("--stepps 9", "Did you mean --steps?"),
             ("--batch-sise 9", "Did you mean --batch-size?"),
             ("--steps 1", "from 4 to 1000"),
@@ -295,6 +295,9 @@ class Prerequisites(unittest.TestCase):
             first, second = prerequisites.check_gpus(1), prerequisites.check_gpus(2)
         self.assertEqual((first.status, second.status), ("passed", "failed"))
         self.assertEqual(first.found, "0: NVIDIA L4 (compute capability 8.9)")
+        self.assertTrue(
+            second.to_do.startswith("To make batches and train on one GPU: --data-gpu 0 ")
+        )
 
     def test_write_error_is_found_by_writing(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -22,14 +22,17 @@ ENCODE = rendezvous_module._encode
 
 
 class RendezvousTest(unittest.TestCase):
-    def join(self, settings, workers=None, present=None, timeout_s=TIMEOUT_S) -> dict[int, str]:
+    def join(
+        self, settings, workers=None, present=None, timeout_s=TIMEOUT_S, gpus=()
+    ) -> dict[int, str]:
         """Return the error message of each present worker, or an empty string."""
         workers = workers or local_workers(len(settings))
         self.clusters, self.errors = {}, {}
 
         def attend(index: int) -> str:
             try:
-                joined = rendezvous(Cluster(workers, index), settings[index], timeout_s)
+                own = gpus[index] if gpus else ()
+                joined = rendezvous(Cluster(workers, index), settings[index], timeout_s, own)
             except UserError as error:
                 self.errors[index] = error
                 return str(error)
@@ -117,6 +120,15 @@ class RendezvousTest(unittest.TestCase):
         for end in ends.values():
             self.assertRegex(end, r"worker 1 \(.*\) has --batch-size 16, but worker 0 \(.*\) has 8")
         self.assertEqual({type(error) for error in self.errors.values()}, {PlacementError})
+
+    def test_two_workers_with_the_same_gpu_are_named_by_both(self):
+        for gpus in ([("a", "b"), ("c", "b")], [("b",), ("b",)]):
+            for end in self.join([{}] * 2, gpus=gpus).values():
+                self.assertRegex(end, r"worker 1 \(.*\) and worker 0 \(.*\) both use b\. Start ")
+                self.assertIn("with --model-gpus 0 1", end)
+        ends = self.join([{}] * 3, gpus=[("a",), ("b",), ("b",)])
+        self.assertRegex(ends[0], r"worker [12] \(.*\) and worker [12] \(.*\) both use b\. ")
+        self.assertEqual(set(self.join([{}] * 3, gpus=[("a",), ("b",), ("c",)]).values()), {""})
 
     def test_only_local_addresses_are_bound_to_the_loopback_interface(self):
         bounds = {"localhost": "127.0.0.1", "127.1": "127.0.0.1", "127.0.1.1": "127.0.1.1"}

@@ -5,7 +5,7 @@ import unittest
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
-from myxtts.placement.routes import LogicalDevice, Route, plan_routes
+from myxtts.placement.routes import LogicalDevice, Route, first_own_gpu, plan_routes
 
 LIMITS = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
 ISOLATED = {"enable_memory_isolation": True}
@@ -93,6 +93,46 @@ class RouteTest(unittest.TestCase):
         self.assertEqual(plan(8, simulate_gpus=2).routes, (Route("/CPU:0", "/CPU:0"),))
 
 
+class WorkerTest(unittest.TestCase):
+    """The GPUs of the workers of one host."""
+
+    def test_workers_divide_the_gpus_that_they_see(self):
+        for gpus, workers, settings, expected in (
+            (2, 2, {}, [[0], [1]]),
+            (4, 2, {}, [[0], [2]]),
+            (5, 2, {}, [[0], [2]]),
+            (8, 3, {}, [[0], [2], [4]]),
+            (2, 1, {}, [[0]]),
+            (4, 2, gpus_of(None, (0, 1)), [[0, 1], [2, 3]]),
+            (4, 2, gpus_of(1, 0), [[0, 1], [2, 3]]),
+            (4, 2, gpus_of(0, (0, 1)) | ISOLATED, [[0, 1], [2, 3]]),
+            (4, 2, {"observer": 1}, [[0, 1], [2, 3]]),
+            # These are known to be different GPUs, or the rendezvous rejects them: one that each
+            # sees alone, as by CUDA_VISIBLE_DEVICES or --gpus-per-task; two or a further one that
+            # each names; fewer than workers.
+            (1, 2, {}, [[0], [0]]),
+            (2, 2, gpus_of(1, 0), [[0, 1], [0, 1]]),
+            (2, 2, gpus_of(None, (1,)), [[1], [1]]),
+            (2, 3, {}, [[0], [1], [0]]),
+            (0, 2, {}, [[], []]),
+            (2, 2, {"simulate_gpus": 2, **gpus_of(0, 1)}, [[], []]),
+        ):
+            with self.subTest(gpus=gpus, workers=workers, settings=settings):
+                settings = PlacementConfig(**settings)
+                actual = [
+                    plan_routes(settings, gpus, first_own_gpu(settings, gpus, rank, workers)).gpus
+                    for rank in range(workers)
+                ]
+                self.assertEqual(actual, expected)
+
+    def test_routes_of_a_worker_are_those_of_a_process_with_these_gpus_alone(self):
+        settings = PlacementConfig(**gpus_of(1, 0), **LIMITS)
+        own, alone = plan_routes(settings, 4, 2), plan_routes(settings, 2)
+        self.assertEqual((own.routes, own.name), (alone.routes, alone.name))
+        limits = [(device.physical, device.memory_mib) for device in own.devices]
+        self.assertEqual(limits, [(2, 2000), (3, 1000)])
+
+
 class MemoryLimitTest(unittest.TestCase):
     def test_limits_follow_roles_not_the_order_of_gpus(self):
         for settings, expected in (
@@ -138,22 +178,22 @@ class ErrorTest(unittest.TestCase):
             plan(gpus, **settings)
 
     def test_missing_gpu_is_rejected(self):
-        none, real = "TensorFlow sees no GPU", r"TensorFlow sees {} \(numbered from 0\)"
+        none = "TensorFlow sees no GPU"
+        one, two = "TensorFlow sees 1 GPU, number 0", "TensorFlow sees 2 GPUs, numbers 0 and 1"
         for gpus, data, model, missing, existing in (
             (0, 0, 0, "data GPU 0", none),
             (0, None, (0, 1), "model GPU 1", none),
-            (1, 0, 1, "model GPU 1", real),
-            (1, 4, 0, "data GPU 4", real),
-            (2, 0, (1, 5), "model GPU 5", real),
-            (2, (0, 2), 1, "data GPU 2", real),
+            (1, 0, 1, "model GPU 1", one),
+            (1, 4, 0, "data GPU 4", one),
+            (2, 0, (1, 5), "model GPU 5", two),
+            (2, (0, 2), 1, "data GPU 2", two),
+            (4, 0, (1, 5), "model GPU 5", "TensorFlow sees 4 GPUs, numbers 0 to 3"),
         ):
-            message = (
-                f"{missing} was requested, but {existing.format(gpus)}. To train on one device"
-            )
+            message = f"{missing} was requested, but {existing}. To train on one device"
             self.assert_rejected(message, gpus, **gpus_of(data, model))
 
     def test_missing_simulated_gpu_is_rejected(self):
-        message = r"model GPU 2 was requested, but --simulate-gpus makes 2 \(numbered from 0\)"
+        message = r"model GPU 2 was requested, but --simulate-gpus makes 2 GPUs, numbers 0 and 1"
         self.assert_rejected(message, 8, simulate_gpus=2, data_gpu=0, model_gpu=2)
 
     def test_contradictions_are_rejected(self):

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from myxtts.commands import train
 from myxtts.config.flags import marked, values_of, with_values
 from myxtts.config.load import load
-from myxtts.config.schema import FIXED
+from myxtts.config.schema import FIXED, PlacementConfig
 from myxtts.data.manifest import read_manifest
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.errors import CheckpointError, ConfigError
@@ -36,6 +36,7 @@ from myxtts.training.checkpoint_files import (
     read_record,
     write_checkpoint,
 )
+from myxtts.training.description import out_of_memory
 from myxtts.training.runs import RunFolder, check_same_corpus, check_same_settings
 from tests.fixtures import DUAL, files_below, replace_arrays
 from tests.tiny import Workspace, toy_models, whole_run
@@ -287,15 +288,44 @@ class Stopped(Case):
             message = self.rejection("full", *DUAL, limits)
         batch = r"4 utterances of up to 0\.\d s and \d+ tokens \(bucket [12] of 2\)"
         self.assertRegex(message, f"^out of memory at step 1, with a batch of {batch}: OOM when")
-        # And the devices that no route uses.
-        self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB; ", message)
-        self.assertIn("). Resume with a higher --model-gpu-memory or --data-gpu-memory", message)
+        # And the devices that no route uses, if they have a limit.
+        self.assertIn("limits: /CPU:0 4096 MiB; /CPU:1 8192 MiB", message)
+        self.assertIn(
+            "). Start again with a higher --model-gpu-memory or --data-gpu-memory", message
+        )
+        self.assertRegex(message, "or start another .*--precision mixed_bfloat16, or --gradient-ch")
 
     def test_out_of_memory_error_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
             message = self.rejection("fuller", *DUAL)
-        self.assertRegex(message, r"^out of memory: OOM when .* \(the model is on /CPU:1; ")
+        advice = "Start another run with a lower --batch-size, --max-seconds or --model-size, or"
+        self.assertRegex(
+            message, rf"^out of memory: OOM when .* \(the model is on /CPU:1\)\. {advice}"
+        )
+
+    def test_out_of_memory_error_advises_what_the_task_has_and_the_run_lacks(self):
+        placement = plan_routes(PlacementConfig(), 0)
+        for flags, is_saved, expected, absent in (
+            ("--task vocoder", True, "--vocoder-segment-seconds or --model-size", "Resume"),
+            ("--task asr", False, "--precision", "--gradient-checkpointing"),
+            ("--gradient-checkpointing", False, "--precision", "--gradient-checkpointing"),
+            ("--precision mixed_bfloat16", False, "--gradient-checkpointing", "--precision"),
+            ("", False, "--max-seconds or --model-size", "--vocoder-segment-seconds"),
+        ):
+            config, _ = train.parse(flags.split())
+            run = mock.Mock(placement=placement, config=config)
+            full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+            message = str(out_of_memory(full, run, is_saved=is_saved))
+            with self.subTest(flags=flags):
+                self.assertIn(expected, message)
+                self.assertNotIn(absent, message)
+                self.assertNotIn("limits", message)
+        limited = PlacementConfig(simulate_gpus=1, model_gpu_memory=256)
+        run = mock.Mock(placement=plan_routes(limited, 0), config=config)
+        self.assertIn(
+            "256 MiB). Resume with a higher", str(out_of_memory(full, run, is_saved=True))
+        )
 
     def test_a_full_disk_ends_only_a_run_whose_last_checkpoint_it_refuses(self):
         def write(target, *args, **kwargs):

@@ -15,7 +15,7 @@ from myxtts.training.checkpoint_files import list_checkpoints
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import write_corpus
 from tests.tiny import Workspace
-from tests.virtual_gpu import unavailable
+from tests.virtual_gpu import Unavailable, environment, unavailable
 from tests.virtual_gpu.__main__ import main
 from tests.virtual_gpu.forks import Forks, Program
 
@@ -54,6 +54,24 @@ tensor = address(tf.experimental.dlpack.to_dlpack(x), b"dltensor")
 print(ctypes.c_float.from_address(ctypes.c_void_p.from_address(tensor).value).value)
 """
 OUT_OF_RANGE = f"{ON_GPU}    tf.gather(tf.ones([4]), tf.ones([1], tf.int64) * 9).numpy()\n"
+# A fork has not started TensorFlow, which reads the flags once; those of TF_XLA_FLAGS earlier, when
+# it loads the plug-in.
+FLAGS_OF_XLA = """
+import os
+from myxtts.commands.console import report_errors
+from myxtts.placement.devices import check_xla_flags
+
+for given in (
+    "XLA_FLAGS=--xla_cpu_enable_fast_math=false TF_XLA_FLAGS=--tf_xla_clustering_debug=false",
+    "XLA_FLAGS=--xla_gone=true",
+    "XLA_FLAGS=--xla_gpu_autotune_level=high",
+    "XLA_FLAGS=no_file",
+):
+    flags = dict(item.split("=", 1) for item in given.split())
+    os.environ.update({"XLA_FLAGS": "", "TF_XLA_FLAGS": ""} | flags)
+    check_xla_flags.cache_clear()
+    print(report_errors(lambda: check_xla_flags() or 0))
+"""
 DUAL = ("--data-gpu", "3", "--model-gpu", "1")
 # Utterances of half a second, and some of LONG_S: of 12 + 5, one is held out.
 LONG_S = 20.0
@@ -100,6 +118,7 @@ class VirtualGpuTest(unittest.TestCase):
             # Which take all memory when they start.
             "read by host": Program(READ_BY_HOST, settings={"memory_mib": 400}),
             "out of range": Program(OUT_OF_RANGE, settings={"memory_mib": 400}),
+            "flags of XLA": Program(FLAGS_OF_XLA),
         }
         forks = Forks(folder, programs, GPUS)
         # Meanwhile, what one of them is compared with.
@@ -135,6 +154,32 @@ class VirtualGpuTest(unittest.TestCase):
         self.assert_ended("read by host", -11, "host code touched device memory")
         message = "GatherV2 failed on GPU 0: indices[0] = 9 is not in [0, 4)"
         self.assert_ended("out of range", -6, message)
+
+    def test_flags_of_xla_that_would_end_the_process_are_named(self):
+        self.assert_ended("flags of XLA", 0, "")
+        finished = self.finished["flags of XLA"]
+        self.assertEqual(finished.stdout.split(), ["0", "2", "2", "2"])
+        faults = (
+            r"has XLA_FLAGS=--xla_gone=true, .* \(Unknown flag in XLA_FLAGS: --xla_gone=true\)\. ",
+            r"\(Couldn't interpret value high for flag xla_gpu_autotune_level\)\. Correct or unset",
+            r"XLA_FLAGS=no_file, .* \(Could not open file .no_file. to read",
+        )
+        messages = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+        for message, fault in zip(messages, faults, strict=True):
+            self.assertRegex(message, fault)
+
+    def test_memory_that_the_host_lacks_gets_a_message(self):
+        for settings, needed in (
+            ({"memory_mib": (1000, 3000)}, "7,000"),
+            ({"memory_mib": 3000}, "9,000"),
+        ):
+            with (
+                mock.patch("tests.virtual_gpu.available_memory_mib", return_value=6000.5),
+                self.assertRaisesRegex(
+                    Unavailable, rf"3 GPUs with {needed} MiB .* Give --memory-mib 2000 or"
+                ),
+            ):
+                environment(3, **settings)
 
     def test_a_gpu_without_memory_ends_a_run_with_a_message_and_costs_no_step(self):
         for name, (_, message) in FULL.items():

@@ -22,7 +22,7 @@ HELP = "Check that several workers compute the same as one worker, and how fast 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(prog, HELP)
     add_worker_flags(parser)
-    gpus = "GPUs that each worker uses; by default all, and none for workers on one machine"
+    gpus = "GPUs that each worker uses; by default its share, and none for workers on one machine"
     add_flag(parser, "--gpus-per-worker", gpus, bounded(int, 0), "N")
     return parser.parse(argv)
 

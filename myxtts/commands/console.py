@@ -134,7 +134,13 @@ class _Console(logging.Handler):
 
 
 def set_environment() -> None:
-    """Set what TensorFlow and CUDA read from the environment, unless the user has set it."""
+    """Set what TensorFlow and CUDA read from the environment, unless the user has set it; and what
+    Keras reads when TensorFlow imports it, whatever the user has set for other projects.
+    """
+    for name in [name for name in os.environ if name.startswith("KERAS_")]:
+        del os.environ[name]
+    # In this home is no keras.json.
+    os.environ |= {"KERAS_BACKEND": "tensorflow", "KERAS_HOME": os.devnull}
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings and errors
     # As in nvidia-smi; by default the fastest GPU is first.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

@@ -28,7 +28,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--logs", "folder for worker-N.log (default logs)", Path, default=Path("logs"))
     cores = "pin each worker to N cores of its own"
     add_flag(parser, "--cores-per-worker", cores, bounded(int, 1), "N", default=0)
-    gpus = "give each worker N GPUs of its own; 0 hides all GPUs"
+    gpus = (
+        "show each worker N GPUs of its own, 0 hides all (default: workers that train divide all)"
+    )
     add_flag(parser, "--gpus-per-worker", gpus, bounded(int, 0), "N")
     program = "program of each worker, with its arguments"
     add_flag(parser, "program", program, metavar="-- PROGRAM", nargs=argparse.REMAINDER)

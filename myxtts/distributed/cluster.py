@@ -37,7 +37,9 @@ class Cluster:
     # Before the rendezvous those of all but the chief may be empty.
     workers: tuple[str, ...]
     index: int
-    # Of workers on this host; 0 if the launcher did not tell it.
+    # This worker's rank on its host and the number of workers there; 0 if the launcher did not
+    # tell it.
+    local_rank: int = 0
     local_count: int = 0
 
     @property
@@ -45,12 +47,15 @@ class Cluster:
         return len(self.workers)
 
     @property
-    def workers_on_this_host(self) -> int:
-        """How many workers run on this worker's host, by their addresses if nobody told it."""
+    def place_on_host(self) -> tuple[int, int]:
+        """This worker's rank among the workers on its host, and how many these are: by the
+        launcher, or else by their addresses.
+        """
         if self.local_count or not self.address:
-            return self.local_count or 1
-        hosts = [split_address(worker)[0] for worker in self.workers]
-        return hosts.count(hosts[self.index])
+            return self.local_rank, self.local_count or 1
+        hosts = [worker.rpartition(":")[0] for worker in self.workers]
+        own = hosts[self.index]
+        return hosts[: self.index].count(own), hosts.count(own)
 
     @property
     def is_chief(self) -> bool:
@@ -80,19 +85,23 @@ class _Launcher(NamedTuple):
     size: str
     host: str = "MASTER_ADDR"
     port: str = "MASTER_PORT"
+    local_rank: str = ""
     local_size: str = ""
 
 
 _MAIN_NODE_OF_AWS_BATCH = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _LAUNCHERS = (
     # torchrun and what sets its variables; an indexed Job of Kubernetes sets the index itself.
-    _Launcher("RANK", "WORLD_SIZE", local_size="LOCAL_WORLD_SIZE"),
+    _Launcher("RANK", "WORLD_SIZE", local_rank="LOCAL_RANK", local_size="LOCAL_WORLD_SIZE"),
     _Launcher("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
     # Open MPI; MPICH and Intel MPI.
     _Launcher(
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", local_size="OMPI_COMM_WORLD_LOCAL_SIZE"
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    _Launcher("PMI_RANK", "PMI_SIZE", local_size="MPI_LOCALNRANKS"),
+    _Launcher("PMI_RANK", "PMI_SIZE", local_rank="MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS"),
     # The runtimes torch and jax of Kubeflow Trainer.
     _Launcher("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     _Launcher(
@@ -134,6 +143,8 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
     """Return the cluster of a launcher that says that there are several processes."""
     size, rank = environ[launcher.size], environ.get(launcher.rank, "")
     local_size = environ.get(launcher.local_size, "")
+    # A script of a Slurm step may set the rank of torchrun alone.
+    local_rank = environ.get(launcher.local_rank) or environ.get("SLURM_LOCALID") or "0"
     hosts = (environ.get(launcher.host) or environ.get("MASTER_ADDR", "")).split()
     # AWS Batch names the host of rank 0 to the others alone.
     if not hosts and launcher.host is _MAIN_NODE_OF_AWS_BATCH and rank == "0":
@@ -144,8 +155,12 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
     fault = ""
     if not re.fullmatch("[0-9]{1,4}", size):
         fault = "that is not a number of processes"
+    elif not re.fullmatch("[0-9]{0,4}", local_size):
+        fault = f"{launcher.local_size} is {local_size[:80]!r}"
     elif not rank.isdecimal() or int(rank) >= int(size):
         fault = f"{launcher.rank} is {rank[:80]!r}"
+    elif not local_rank.isdecimal() or int(local_rank) >= int(local_size or size):
+        fault = f"{launcher.local_rank} is {local_rank[:80]!r} of {local_size[:80] or size}"
     elif not hosts:
         fault = f"{launcher.host} is missing"
     if fault:
@@ -167,8 +182,13 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
     # torchrun itself listens on its port.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port = FIRST_PORT + port % PORTS
-    others = ("",) * (int(size) - 1)
-    return Cluster((f"{host}:{port}", *others), int(rank), int(local_size or 0))
+    # Who tells no local size, may have all processes on one host.
+    if not local_size and is_loopback(host):
+        local_rank, local_size = rank, size
+    elif not local_size and local_rank != "0":
+        local_size = size
+    workers = (f"{host}:{port}", *[""] * (int(size) - 1))
+    return Cluster(workers, int(rank), int(local_rank), int(local_size or 0))
 
 
 def is_host(text: str) -> bool:

@@ -1,4 +1,5 @@
-"""Wait until all workers have started, and verify that they have the same settings. No TensorFlow.
+"""Wait until all workers have started, and verify that they have the same settings, and GPUs of
+their own. No TensorFlow.
 
 TensorFlow would wait silently and without reacting to Ctrl-C. Here the chief listens on its port,
 each other worker connects and introduces itself, and the chief releases all of them together:
@@ -22,7 +23,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -56,6 +57,7 @@ class _Introduction(BaseModel):
     cluster: str
     address: str
     settings: dict[str, str]
+    gpus: list[str] = []
 
 
 class _Answer(BaseModel):
@@ -69,21 +71,25 @@ class _Answer(BaseModel):
 _Message = TypeVar("_Message", _Introduction, _Answer)
 
 
-def rendezvous(cluster: Cluster, settings: Mapping[str, str], timeout_s: float) -> Cluster:
+def rendezvous(
+    cluster: Cluster, settings: Mapping[str, str], timeout_s: float, gpus: Sequence[str] = ()
+) -> Cluster:
     """Wait until all workers have started, and verify that all workers have the same settings.
 
     Returns the cluster with the addresses of all workers. The worker's port is free again then, for
     TensorFlow's server. Raises PeerLost if a worker did not arrive in time, and PlacementError if
-    one has started twice or has other addresses or settings than the chief, or if the port is in
-    use. The settings are named as in messages, such as `GPUs`.
+    one has started twice or has other addresses or settings than the chief, if two use the same of
+    these `gpus`, which have names that no other GPU has, or if the port is in use. The settings are
+    named as in messages, such as `GPUs`.
     """
     wait = _Wait(timeout_s)
     with _bind_port(cluster) as listener:
         if cluster.is_chief:
-            workers = asyncio.run(_Chief(cluster, dict(settings)).release_all(listener, wait))
+            chief = _Chief(cluster, dict(settings), gpus)
+            workers = asyncio.run(chief.release_all(listener, wait))
         else:
             port = listener.getsockname()[1]
-            workers = asyncio.run(_join_chief(cluster, port, dict(settings), wait))
+            workers = asyncio.run(_join_chief(cluster, port, dict(settings), gpus, wait))
     return replace(cluster, workers=check_addresses(workers, "the rendezvous"))
 
 
@@ -141,9 +147,10 @@ def _bind_port(cluster: Cluster) -> socket.socket:
 class _Chief:
     """The chief's side: no connection keeps another one waiting."""
 
-    def __init__(self, cluster: Cluster, settings: dict[str, str]):
+    def __init__(self, cluster: Cluster, settings: dict[str, str], gpus: Sequence[str] = ()):
         self._cluster = cluster
         self._settings = settings
+        self._users = dict.fromkeys(gpus, 0)
         self._connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
         self._joined: dict[int, asyncio.StreamWriter] = {}
         self._addresses = list(cluster.workers)
@@ -231,6 +238,15 @@ class _Chief:
                     f"{self._cluster.name(index)} has {name} {value}, but {self._cluster.name(0)}"
                     f" has {expected}. Give all workers the same value."
                 )
+        for gpu in introduction.gpus:
+            user = self._users.setdefault(gpu, index)
+            if user != index and not self._mismatch:
+                self._mismatch = (
+                    f"{self._cluster.name(index)} and {self._cluster.name(user)} both use {gpu}."
+                    " Start no more workers on a host than it has GPUs, with LOCAL_RANK or"
+                    " CUDA_VISIBLE_DEVICES of their own; or a single process, which trains on"
+                    " several GPUs with --model-gpus 0 1."
+                )
         return self._mismatch
 
     def _warn_of_drop(self, writer: asyncio.StreamWriter, reason: str) -> None:
@@ -244,7 +260,7 @@ class _Chief:
 
 
 async def _join_chief(
-    cluster: Cluster, port: int, settings: dict[str, str], wait: _Wait
+    cluster: Cluster, port: int, settings: dict[str, str], gpus: Sequence[str], wait: _Wait
 ) -> list[str]:
     """Introduce this worker to the chief, and wait until the chief releases it; return the
     addresses of all workers.
@@ -264,6 +280,7 @@ async def _join_chief(
                     cluster=_digest(cluster),
                     address=cluster.address or f"{host}:{port}",
                     settings=settings,
+                    gpus=[*gpus],
                 )
                 writer.write(_encode(introduction))
                 while not (answer := await _next_message(reader, _Answer)).go:

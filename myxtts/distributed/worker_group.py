@@ -8,7 +8,7 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import tensorflow as tf
@@ -56,6 +56,7 @@ def worker_group(
     gpus: int,
     settings: Mapping[str, str] | None = None,
     workers: WorkersConfig = TIMEOUTS,
+    gpu_names: Sequence[str] = (),
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
     """Yield the strategy over all workers; wait for the others on entry and on exit.
 
@@ -64,10 +65,11 @@ def worker_group(
     worker met something that the user has to fix, `TrainingError`.
 
     All workers have the same number of GPUs, each with a replica, or of 0 a replica on the CPU; and
-    the same further `settings`, which have their names in messages.
+    the same further `settings`, which have their names in messages. No two use the same of the GPUs
+    that `gpu_names` of `placement.devices` returns.
     """
     compared = {"GPUs": str(gpus), "TensorFlow": tf.__version__, **(settings or {})}
-    cluster = rendezvous(cluster, compared, workers.start_timeout)
+    cluster = rendezvous(cluster, compared, workers.start_timeout, gpu_names)
     try:
         strategy = worker_strategy(cluster, gpus, workers)
         _restrict_to_machine(cluster)

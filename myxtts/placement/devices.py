@@ -5,28 +5,83 @@ tensor.
 """
 
 import logging
+import os
+import re
+import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from socket import gethostname
+from tempfile import TemporaryFile
 
 import tensorflow as tf
 
 from myxtts.config.schema import PlacementConfig
-from myxtts.errors import PlacementError
+from myxtts.errors import ConfigError, PlacementError
 from myxtts.machine import ThreadPools, automatic_pools, core_count, is_pinned
-from myxtts.placement.gpu_memory import DriverUnavailable, check_limits, limits_of, read_memory
+from myxtts.placement.gpu_memory import (
+    DriverUnavailable,
+    ask_driver,
+    check_limits,
+    limits_of,
+    read_memory,
+)
 from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
-from myxtts.tf_internals import has_started
+from myxtts.tf_internals import has_cuda_gpus, has_started
 
 # LLVM ends the process: its PTX 8.5 does not support sm_120
 # (github.com/tensorflow/tensorflow/issues/111958).
 UNSUPPORTED_CAPABILITY = (12, 0)
 
+XLA_FAULT = re.compile("(Unknown flag in|Couldn't interpret|Could not open|Flag parsing failed).*")
+XLA_TRIAL_S = 60
+
 log = logging.getLogger(__name__)
 
 
 def gpu_count() -> int:
-    """Return how many physical GPUs TensorFlow sees, without initialising them."""
+    """Return how many physical GPUs TensorFlow sees, without initialising them; raises ConfigError
+    as `check_xla_flags`.
+    """
+    check_xla_flags()
     return len(tf.config.list_physical_devices("GPU"))
+
+
+@cache
+def check_xla_flags() -> None:
+    """Raise ConfigError if TensorFlow would end this process, without an error, for flags of XLA
+    that it does not know or cannot read, when it looks for devices or compiles a function.
+    """
+    names = [name for name in ("XLA_FLAGS", "TF_XLA_FLAGS") if os.environ.get(name)]
+    given = " and ".join(f"{name}={os.environ[name][:200]}" for name in names)
+    if not given or has_started():
+        return
+    with TemporaryFile() as output:
+        # A fork, since another process would import TensorFlow for seconds.
+        fork = os.fork()
+        if fork == 0:
+            os.dup2(output.fileno(), 2)
+            signal.alarm(XLA_TRIAL_S)
+            with suppress(Exception):
+                tf.config.set_visible_devices([], "GPU")
+                tf.function(tf.negative, jit_compile=True, autograph=False)(1.0)
+            os._exit(0)
+        os.waitpid(fork, 0)
+        output.seek(0)
+        if fault := XLA_FAULT.search(output.read().decode(errors="replace")):
+            raise ConfigError(
+                f"the environment has {given}, with which TensorFlow ends this process"
+                f" ({fault[0].rstrip('.')}). Correct or unset {' and '.join(names)}."
+            )
+
+
+def gpu_names(gpus: Sequence[int]) -> list[str]:
+    """Return names of GPUs that no other GPU has, on whatever host; none if they are unknown."""
+    try:
+        return ask_driver(gpus, lambda nvml, handle: str(nvml.nvmlDeviceGetUUID(handle)))
+    except DriverUnavailable:
+        # A control group may number the GPUs of each process from 0. NCCL compares them, too.
+        return [] if has_cuda_gpus() else [f"GPU {gpu} of {gethostname()}" for gpu in gpus]
 
 
 def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
@@ -34,11 +89,12 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
 
     TensorFlow never moves an operation: one that its device cannot run, or a device that does not
     exist, is an error. Raises PlacementError if TensorFlow has already started with other devices,
-    or memory limits do not fit.
+    or memory limits do not fit, and ConfigError for flags of XLA that TensorFlow rejects.
 
     So many `processes` share the cores of this host, unless they are pinned. For small operations
     see `automatic_pools`.
     """
+    check_xla_flags()
     if placement.simulated and (visible := gpu_count()):
         simulated = len({device.physical for device in placement.devices})
         log.warning("%s", hidden_gpus_warning(simulated, visible))
@@ -92,9 +148,8 @@ def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
 
 def _configure_gpus(placement: Placement) -> None:
     physical = tf.config.list_physical_devices("GPU")
-    used = sorted({device.physical for device in placement.devices if device.physical is not None})
-    tf.config.set_visible_devices([physical[i] for i in used], "GPU")
-    for i in used:
+    tf.config.set_visible_devices([physical[i] for i in placement.gpus], "GPU")
+    for i in placement.gpus:
         limits = [device.memory_mib for device in placement.devices if device.physical == i]
         if limits == [None]:
             tf.config.experimental.set_memory_growth(physical[i], True)

@@ -13,6 +13,7 @@ from myxtts.config.schema import WorkersConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import TIMEOUTS, worker_group
 from myxtts.errors import PlacementError
+from myxtts.placement.devices import gpu_names
 from myxtts.placement.routes import Placement, Route
 from myxtts.tf_internals import has_cuda_gpus
 
@@ -155,7 +156,8 @@ def open_replicas(
         data, *further = map(qualified, route.data_devices)
         routes.append(Route(data, qualified(route.model), tuple(further), route.data_shares))
     gpus = len(models) if placement.on_gpu else 0
-    with worker_group(cluster, gpus, settings, workers) as strategy:
+    used = gpu_names(placement.gpus)
+    with worker_group(cluster, gpus, settings, workers, used) as strategy:
         observer = qualified(placement.observer) if placement.observer else ""
         yield Replicas(
             strategy, tuple(routes), first=cluster.index * len(models), observer=observer

@@ -72,8 +72,31 @@ class Placement:
     def on_gpu(self) -> bool:
         return self.devices[0].name.startswith("/GPU")
 
+    @property
+    def gpus(self) -> list[int]:
+        """The real GPUs by ascending physical index."""
+        used = {device.physical for device in self.devices if device.physical is not None}
+        return [] if self.simulated else sorted(used)
 
-def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
+
+def first_own_gpu(settings: PlacementConfig, gpu_count: int, rank: int, workers: int) -> int:
+    """Return the GPU that is number 0 for the settings of a worker.
+
+    The workers of a host divide the GPUs that they see: of four, worker 1 of two has GPUs 2 and 3.
+    A worker that names GPUs beyond its share, or for which none is left, counts all that it sees,
+    since something else may have given them to it alone; the rendezvous rejects a GPU of two.
+
+    Args:
+        rank, workers: the worker's rank among the workers on its host, and how many these are.
+    """
+    share = max(1, gpu_count // workers)
+    observer = [settings.observer] if isinstance(settings.observer, int) else []
+    is_within = max([*named_gpus(settings), *observer], default=0) < share
+    is_left = (rank + 1) * share <= gpu_count
+    return rank * share if is_within and is_left and not settings.simulate_gpus else 0
+
+
+def plan_routes(settings: PlacementConfig, gpu_count: int, first_gpu: int = 0) -> Placement:
     """Turn settings into routes.
 
     TensorFlow numbers the visible GPUs by physical index, in whatever order they are requested.
@@ -82,6 +105,7 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
 
     Args:
         gpu_count: physical GPUs that TensorFlow sees; ignored if GPUs are simulated.
+        first_gpu: the one that is number 0 for the settings; see `first_own_gpu`.
     """
     _check_contradictions(settings)
     count = settings.simulate_gpus or gpu_count
@@ -90,8 +114,8 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     if count == 0:
         cpu = LogicalDevice("/CPU:0", None)
         return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", *threads)
-    data_gpus = named_data_gpus(settings)
-    model_gpus = _named_model_gpus(settings) or (0,)
+    data_gpus = [first_gpu + gpu for gpu in named_data_gpus(settings)]
+    model_gpus = [first_gpu + gpu for gpu in _named_model_gpus(settings) or (0,)]
 
     limit_of = _limits(settings)
     data_role = "model" if limit_of["data"] is None else "data"
@@ -101,8 +125,8 @@ def plan_routes(settings: PlacementConfig, gpu_count: int) -> Placement:
     # A GPU of two roles is one device. Without memory limits both roles have the same one.
     observer_slot = None
     if isinstance(settings.observer, int):
-        shared = (settings.observer, "data")
-        observer_slot = shared if shared in slots else (settings.observer, "model")
+        gpu = first_gpu + settings.observer
+        observer_slot = (gpu, "data") if (gpu, "data") in slots else (gpu, "model")
         slots.add(observer_slot)
     # Unused GPUs as well, so that /CPU:2 is simulated GPU 2.
     if settings.simulate_gpus:
@@ -240,7 +264,8 @@ def _check_gpus_exist(settings: PlacementConfig, count: int) -> None:
             " --no-enable-memory-isolation --model-gpu-memory null."
         )
     source = "--simulate-gpus makes" if settings.simulate_gpus else "TensorFlow sees"
-    existing = f"{count} (numbered from 0)" if count else "no GPU"
+    numbers = {0: "no GPU", 1: "1 GPU, number 0", 2: "2 GPUs, numbers 0 and 1"}
+    existing = numbers.get(count, f"{count} GPUs, numbers 0 to {count - 1}")
     observer = (settings.observer,) if isinstance(settings.observer, int) else ()
     named = {"data": named_data_gpus(settings), "model": _named_model_gpus(settings)}
     for role, gpus in (named | {"observer": observer}).items():

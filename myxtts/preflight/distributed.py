@@ -9,9 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.config.schema import PlacementConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
+from myxtts.placement.devices import check_xla_flags, gpu_names
+from myxtts.placement.routes import first_own_gpu
 from myxtts.preflight.checks import Check, required
 from myxtts.throughput.measure import time_all_reduce
 
@@ -52,10 +55,10 @@ def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
     """Join the other workers and measure; raises UserError if one is missing or was lost.
 
     Args:
-        gpus: number of GPUs to use on this worker; None uses all that TensorFlow sees.
+        gpus: number of GPUs to use on this worker; None uses its share of all on its host.
     """
-    gpus = _configure_gpus(gpus)
-    with worker_group(cluster, gpus) as strategy:
+    used = _configure_gpus(cluster, gpus)
+    with worker_group(cluster, len(used), gpu_names=gpu_names(used)) as strategy:
         replicas = strategy.num_replicas_in_sync
         numbers = tf.range(1024.0)
         factors = tf.range(1.0, replicas + 1.0)
@@ -66,24 +69,29 @@ def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
         differences = _all_reduce_sum(
             strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0)
         )
-    device_type = "GPU" if gpus else "CPU"
+    device_type = "GPU" if used else "CPU"
     measured = float(sum_error), times_s, differences.numpy().tolist(), largest_update
     return ClusterResult(cluster.count, replicas, device_type, *measured)
 
 
-def _configure_gpus(count: int | None) -> int:
-    """Make the first GPUs visible with memory growth; return their number."""
+def _configure_gpus(cluster: Cluster, count: int | None) -> Sequence[int]:
+    """Make the worker's GPUs visible with memory growth; return their indices."""
+    check_xla_flags()
     gpus = tf.config.list_physical_devices("GPU")
-    count = len(gpus) if count is None else count
+    rank, workers = cluster.place_on_host
+    count = len(gpus) // workers or len(gpus) if count is None else count
     if count > len(gpus):
         raise PlacementError(
             f"--gpus-per-worker asks for {count} GPUs, but TensorFlow sees {len(gpus)} on this"
             " worker. Give a smaller number; 0 checks with the CPU."
         )
-    tf.config.set_visible_devices(gpus[:count], "GPU")
-    for gpu in gpus[:count]:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    return count
+    settings = PlacementConfig(model_gpus=tuple(range(count)))
+    first = first_own_gpu(settings, len(gpus), rank, workers)
+    used = range(first, first + count)
+    tf.config.set_visible_devices([gpus[i] for i in used], "GPU")
+    for i in used:
+        tf.config.experimental.set_memory_growth(gpus[i], True)
+    return used
 
 
 def _all_reduce_sum(

@@ -14,6 +14,7 @@ from packaging.version import Version
 from myxtts.config.schema import Config
 from myxtts.distributed.processes import NVIDIA_SMI_S, output_of
 from myxtts.errors import PlacementError
+from myxtts.placement.devices import check_xla_flags
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.stores import local_path
@@ -43,6 +44,7 @@ CUDNN_REQUIREMENT = ">=9.24,<10"
 
 def check_prerequisites(config: Config) -> Iterator[Check]:
     """Check driver, GPUs, TensorFlow, packages and disk without starting a device."""
+    check_xla_flags()
     needed = max(named_gpus(config.placement), default=-1) + 1
     if config.placement.simulate_gpus:
         needed = 0
@@ -96,13 +98,16 @@ def check_gpus(needed: int) -> Check:
         capability = ".".join(map(str, details.get("compute_capability", ["unknown"])))
         name = details.get("device_name", "unnamed")
         gpus.append(f"{number}: {name} (compute capability {capability})")
+    to_do = f"Install the CUDA libraries: {INSTALL_CUDA}."
+    if gpus:
+        to_do = "To make batches and train on one GPU: --data-gpu 0 --model-gpu 0."
     return required(
         len(gpus) >= needed,
         "GPUs",
         f"TensorFlow sees {needed} GPUs or more" if needed else NO_GPU_NEEDED,
         "; ".join(gpus) or "TensorFlow sees no GPU",
-        f"Install the CUDA libraries ({INSTALL_CUDA}), or unset CUDA_VISIBLE_DEVICES if nvidia-smi"
-        " lists the GPU. To try without one: --simulate-gpus 2.",
+        f"{to_do} If nvidia-smi lists more, unset CUDA_VISIBLE_DEVICES. To try without them:"
+        f" --simulate-gpus {needed}.",
     )
 
 
@@ -129,12 +134,11 @@ def check_gpu_software(placement: Placement) -> Iterator[Check]:
 
 def used_capabilities(placement: Placement) -> list[tuple[int, int]]:
     """Return the compute capabilities of the real GPUs of a placement."""
-    used = {device.physical for device in placement.devices if placement.on_gpu}
     capabilities = set()
-    for number, gpu in enumerate(tf.config.list_physical_devices("GPU")):
-        if number in used:
-            details = tf.config.experimental.get_device_details(gpu)
-            capabilities.add(details.get("compute_capability"))
+    gpus = tf.config.list_physical_devices("GPU")
+    for number in placement.gpus:
+        details = tf.config.experimental.get_device_details(gpus[number])
+        capabilities.add(details.get("compute_capability"))
     return sorted(capabilities - {None})
 
 

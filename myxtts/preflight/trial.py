@@ -104,7 +104,7 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
                 state, step, microbatches, setup.schedule, config.training.gradient_accumulation
             )
         except tf.errors.ResourceExhaustedError as error:
-            raise out_of_memory(error, placement, batch) from error
+            raise out_of_memory(error, setup.run, batch) from error
         yield check_update(state, metrics, seconds, magnitudes, batch)
     if placement.on_gpu:
         yield from check_gpu_memory(placement, setup)

@@ -81,7 +81,7 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
         config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
             check_one_replica(opened.placement)
-            with translate_oom(opened.placement):
+            with translate_oom(opened):
                 setup = opened.set_up(opened.read_corpora())
                 yield ProfiledRun(setup, setup.make_step())
 

@@ -16,17 +16,18 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.config.schema import Config, TrainingConfig
+from myxtts.config.checks import inactive_settings
+from myxtts.config.flags import values_of
+from myxtts.config.schema import Config, TrainingConfig, flag_of
 from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.data.pipeline import HANDED_OVER_AHEAD
 from myxtts.errors import OutOfMemory, TrainingError, lacking_memory
 from myxtts.models.layers import parameter_count
 from myxtts.placement.devices import describe
-from myxtts.placement.routes import Placement
 from myxtts.tasks.registry import task_of
 from myxtts.training.loop import NonFiniteLoss, StepOutOfMemory
-from myxtts.training.setup import TrainingSetup
+from myxtts.training.setup import OpenRun, TrainingSetup
 
 SOURCE_TREE = Path(__file__).parents[2]
 GIT_TIMEOUT_S = 5.0
@@ -219,18 +220,20 @@ def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
             " are intact: resume with --resume and a lower --learning-rate or --gradient-clip, or"
             " start another run with --precision float32."
         ) from error
-    except StepOutOfMemory as error:
-        batch = describe_batch(corpus.plan, error.step, error.bucket)
-        raise out_of_memory(error, setup.run.placement, batch) from error
+    except tf.errors.ResourceExhaustedError as error:
+        batch = ""
+        if isinstance(error, StepOutOfMemory):
+            batch = describe_batch(corpus.plan, error.step, error.bucket)
+        raise out_of_memory(error, setup.run, batch, setup.state.step > 0) from error
 
 
 @contextmanager
-def translate_oom(placement: Placement) -> Iterator[None]:
+def translate_oom(run: OpenRun) -> Iterator[None]:
     """Raise an out-of-memory error as an OutOfMemory error with the limits and what to do."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        raise out_of_memory(error, placement) from error
+        raise out_of_memory(error, run, is_saved=run.start.resumed is not None) from error
 
 
 def describe_batch(plan: Plan, step: int, bucket: int) -> str:
@@ -244,17 +247,29 @@ def describe_batch(plan: Plan, step: int, bucket: int) -> str:
 
 
 def out_of_memory(
-    error: tf.errors.ResourceExhaustedError, placement: Placement, batch: str = ""
+    error: tf.errors.ResourceExhaustedError, run: OpenRun, batch: str = "", is_saved: bool = False
 ) -> OutOfMemory:
-    """Return the error with the limits of the devices; `batch` is from `describe_batch`."""
+    """Return the error with what helps this task and its limits; `batch` is of `describe_batch`."""
+    placement, training = run.placement, run.config.training
+    inactive = {setting.name for setting in inactive_settings(values_of(run.config))}
+    lower = ["batch_size", "max_seconds", "vocoder_segment_seconds", "model_size"]
+    lower = [flag_of(name) for name in lower if name not in inactive]
+    ways = [f"a lower {', '.join(lower[:-1])} or {lower[-1]}"]
+    if training.precision == "float32":
+        ways.append("--precision mixed_bfloat16")
+    if not (run.config.model.gradient_checkpointing or "gradient_checkpointing" in inactive):
+        ways.append("--gradient-checkpointing")
+    remedy = f"start another run with {', or '.join(ways)}."
+    limits = [f"{d.name} {d.memory_mib} MiB" for d in placement.devices if d.memory_mib]
+    if limits:
+        higher = "a higher --model-gpu-memory or --data-gpu-memory"
+        begin = "resume" if is_saved else "start again"
+        remedy = f"{begin} with {higher}; or {remedy}"
     shares = ""
     if len(placement.routes) > 1:
         shares = " Give a GPU of less memory a smaller share with --batch-shares."
-    limits = "; ".join(f"{d.name} {d.memory_mib or 'unlimited'} MiB" for d in placement.devices)
+    where = "; limits: ".join(filter(None, (placement.routes[0].model, "; ".join(limits))))
     return OutOfMemory(
-        f"out of memory{batch}: {lacking_memory(error)} (the model is on"
-        f" {placement.routes[0].model}; limits: {limits}). Resume with a higher"
-        " --model-gpu-memory or --data-gpu-memory; or start another run with a lower --batch-size,"
-        " --max-seconds, --vocoder-segment-seconds or --model-size, or with --precision"
-        f" mixed_bfloat16 or --gradient-checkpointing.{shares}"
+        f"out of memory{batch}: {lacking_memory(error)} (the model is on {where})."
+        f" {remedy.capitalize()}{shares}"
     )

@@ -33,7 +33,7 @@ from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
-from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
+from myxtts.placement.routes import Placement, Route, first_own_gpu, named_gpus, plan_routes
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
@@ -251,22 +251,25 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
 
 def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
     """Plan the routes and set up TensorFlow's devices; raises as `open_run`."""
-    placement = plan_routes(config.placement, devices.gpu_count())
+    settings, gpu_count = config.placement, devices.gpu_count()
+    rank, workers = cluster.place_on_host if cluster else (0, 1)
+    first_gpu = first_own_gpu(settings, gpu_count, rank, workers)
+    placement = plan_routes(settings, gpu_count, first_gpu)
     replicas = len(placement.routes)
     if cluster is not None:
         replicas *= cluster.count
     check_shares(config, replicas, cluster is not None)
     check_xla(config, replicas, placement.name, task_of(config).supports_xla)
     devices.configure(
-        placement,
-        small_operations=task_of(config).has_small_operations(config),
-        processes=cluster.workers_on_this_host if cluster else 1,
+        placement, small_operations=task_of(config).has_small_operations(config), processes=workers
     )
     # A run without a choice of GPUs uses one of several. This is no mistake, since others may use
     # the machine, but it should be known.
-    gpu_count = config.placement.simulate_gpus or devices.gpu_count()
-    if cluster is None and gpu_count > 1 and not named_gpus(config.placement):
-        log.info("GPUs           1 of %d is used; --placement auto measures more", gpu_count)
+    seen = settings.simulate_gpus or gpu_count
+    if seen > 1 and not named_gpus(settings):
+        by = f" by worker {cluster.index}" if cluster else ""
+        more = "; --model-gpus 0 1 uses more" if cluster else "; --placement auto measures more"
+        log.info("GPUs           1 of %d is used%s%s", seen, by, more if seen > workers else "")
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     tf.config.experimental.enable_tensor_float_32_execution(config.training.tf32)

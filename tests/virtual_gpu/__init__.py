@@ -25,6 +25,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from myxtts.machine import available_memory_mib
+
 FOLDER = Path(__file__).parent
 PREFIX = "VIRTUAL_GPU_"
 # As `tf.sysconfig.get_compile_flags()` has them, whose import takes seconds. -w: TensorFlow's
@@ -94,8 +96,18 @@ def environment(gpus: int = 2, **settings: object) -> dict[str, str]:
     """Return the environment of a process that has virtual GPUs.
 
     `settings` are those of the plug-in, such as `chaos=1` or `memory_mib=(2048, 1024)`; a value of
-    None is not set. Raises Unavailable as `library` does.
+    None is not set. Raises Unavailable as `library` does, and if the host has less memory than all
+    GPUs get: a GPU with a memory limit takes its memory at once.
     """
+    if sizes := settings.get("memory_mib"):
+        sizes = [sizes] if isinstance(sizes, int) else [*sizes]
+        sizes = [*sizes, *sizes[-1:] * gpus][:gpus]
+        available = int(available_memory_mib())
+        if sum(sizes) > available:
+            raise Unavailable(
+                f"{gpus} GPUs with {sum(sizes):,} MiB were requested (--memory-mib), but this host"
+                f" has {available:,} MiB available. Give --memory-mib {available // gpus} or less."
+            )
     environ = dict(os.environ)
     environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] = str(library())
     # Real GPUs would be devices as well.

@@ -290,7 +290,7 @@ class Rejected(Case):
 
     def test_one_flag_per_checkpoint_is_answered_by_the_form(self):
         for flag in ("--gpu0_checkpoint", "--gpu1_checkpoint"):
-            with self.assertRaisesRegex(ConfigError, "Use --checkpoints RUN RUN of "):
+            with self.assertRaisesRegex(ConfigError, r"Use --checkpoints RUN RUN\."):
                 merge_checkpoints.parse([flag, "a", "--output", "c"])
 
     def test_missing_and_damaged_checkpoints_are_rejected(self):

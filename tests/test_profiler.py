@@ -274,9 +274,9 @@ class MistakesTest(unittest.TestCase):
             ("--num-steps 1", "--num-steps is '1'"),
             ("--num-step 5", "Did you mean --num-steps"),
             ("--batch-size 0", "--batch-size is 0"),
-            ("--emulate produce=1,step=1", "`myxtts plan` predicts"),
-            ("--real-time", "Leave it out."),
-            ("--picture lanes.png", "Give --trace FILE"),
+            ("--emulate produce=1,step=1", "throughput is planned or measured"),
+            ("--real-time", "throughput is planned or measured"),
+            ("--picture lanes.png", "Use --trace FILE"),
         ):
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -29,7 +29,7 @@ from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
 
 if TYPE_CHECKING:
-    from myxtts.evaluation.boundaries import Phoneme
+    from benchmarks._boundaries import Phoneme
 
 SEARCH_MS = 30
 MILLISECOND = SAMPLE_RATE_HZ // 1000
@@ -42,7 +42,7 @@ BANDS = 24
 def main() -> int:
     options = parse()
     # Imports TensorFlow, which takes seconds; --help does not need it.
-    from myxtts.evaluation.boundaries import read_alignments
+    from benchmarks._boundaries import read_alignments
 
     offsets_ms = defaultdict(list)
     for number, (name, phonemes) in enumerate(
@@ -91,7 +91,7 @@ def offsets(wave: np.ndarray, phonemes: "list[Phoneme]") -> Iterator[tuple[tuple
 
     Phonemes of 0 s are left out.
     """
-    from myxtts.evaluation.boundaries import phoneme_class
+    from benchmarks._boundaries import phoneme_class
 
     nonempty = [phoneme for phoneme in phonemes if phoneme.end_s > phoneme.start_s]
     spectra = log_spectra(wave)

@@ -192,8 +192,11 @@ def measure(kind: Kind, run: Path) -> dict[str, float]:
         unseen = voices(evaluate(run, "--data", kind.unseen)["metrics"])
         figures["speaker_accuracy_unseen"] = unseen["speaker_accuracy_unseen"]
         figures |= {f"unseen_{key}": value for key, value in unseen.items()}
-    from benchmarks._speed import speed_of  # imports TensorFlow
+    from benchmarks._boundaries import run_figures  # imports TensorFlow
+    from benchmarks._speed import speed_of
 
+    if kind is KINDS["one"]:
+        figures |= run_figures(run, UTTERANCES)[0]
     return figures | training_figures(run) | speed_of(run, UTTERANCES, ITERATIONS, TIMED_STEPS)
 
 

@@ -10,7 +10,7 @@ FESTVOX is a folder of Festvox, with etc/txt.done.data and lab/. Phones are matc
 edits of their letters, vowels alike; boundaries between two phones that are matched, and between a
 phone and a pause, are compared. A pause of less than 50 ms is none. The labels of Festvox are the
 work of another program, so they tell agreement. Those of espeak-ng are exact; its reliable
-boundaries are those that `evaluate` measures.
+boundaries are those that benchmarks/voice.py measures.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def letters(phones: Iterable[tuple[str, float, float]]) -> list[Letter]:
 
 def compare(ours: Sequence[Letter], theirs: Sequence[Letter], errors_ms: dict) -> None:
     """Add the errors of the boundaries of a recording by their kind."""
-    from myxtts.evaluation.boundaries import Boundary, phoneme_class  # imports TensorFlow
+    from benchmarks._boundaries import Boundary, phoneme_class  # imports TensorFlow
 
     place: dict[int, int] = {}
     for edit in Levenshtein.opcodes([of.name for of in theirs], [of.name for of in ours]):

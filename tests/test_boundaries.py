@@ -8,17 +8,17 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 import numpy as np
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.evaluation.boundaries import (
+from benchmarks._boundaries import (
     Boundary,
     Phoneme,
     aligned_s,
-    alignment_metrics,
+    alignment_figures,
     boundaries,
-    boundary_metrics,
+    boundary_figures,
     phoneme_class,
     read_alignments,
 )
+from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import temporary_folder
 from tests.tiny import utterance
@@ -75,8 +75,7 @@ class BoundaryTest(unittest.TestCase):
             self.assertAlmostEqual(actual_s, frame * frame_s)
 
     def test_metrics_of_known_errors(self):
-        metrics = boundary_metrics("boundary", np.array([-30.0, -10.0, 20.0]))
-        values = [metric["synthesized"] for metric in metrics.values()]
+        values = list(boundary_figures("boundary", np.array([-30.0, -10.0, 20.0])).values())
         np.testing.assert_allclose(values, [-10.0, 20.0, 2 / 3])
 
     def test_alignments_are_read(self):
@@ -94,12 +93,10 @@ class BoundaryTest(unittest.TestCase):
         alignments = {
             name: [Phoneme(*span) for span in spans] for name, spans in (("x", x), ("y", y))
         }
-        metrics, note = alignment_metrics(utterances, alignments, symbols)
+        figures, note = alignment_figures(utterances, alignments, symbols)
         frame_ms = 1000 * HOP_SAMPLES / SAMPLE_RATE_HZ
         for kind, error_ms in (("onset", frame_ms - 20), ("offset", 3 * frame_ms - 40)):
-            metric = metrics[f"boundary_{kind}_signed_median"]
-            self.assertAlmostEqual(metric["synthesized"], error_ms)
-        self.assertNotIn("boundary_between_signed_median", metrics)
+            self.assertAlmostEqual(figures[f"boundary_{kind}_signed_median"], error_ms)
+        self.assertNotIn("boundary_between_signed_median", figures)
         self.assertIn("2 phoneme boundaries (1 offset, 1 onset), without 1 whose", note)
         self.assertIn("2 recordings whose text and phonemes differ", note)
-        self.assertEqual(alignment_metrics(utterances, {}, symbols)[0], {})

@@ -25,7 +25,6 @@ from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training.checkpoint_files import Record
-from myxtts.training.observation import Throttle
 from myxtts.training.runs import TrainedRun, check_same_corpus
 
 TASK_OPTIONS = {
@@ -272,17 +271,12 @@ def load_utterances(
 
 
 def align_utterances(
-    network: XTTS,
-    utterances: Sequence[Utterance],
-    batches: Sequence[UtteranceBatch],
-    device: str,
-    throttle: Throttle,
+    network: XTTS, utterances: Sequence[Utterance], batches: Sequence[UtteranceBatch], device: str
 ) -> list[Utterance]:
     """Return the utterances of batches with the alignments of the network on the device."""
     paths: list[np.ndarray] = []
     with tf.device(device):
         for batch, count in batches:
-            throttle()
             paths += list(network.compiled_align(batch).numpy()[:count])
     rows = zip(utterances, paths, strict=False)
     return [replace(utterance, path=path[: len(utterance.mel)]) for utterance, path in rows]

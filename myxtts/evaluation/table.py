@@ -63,19 +63,8 @@ METRICS = {
     "speaker_accuracy_unseen": MetricFormat("speaker accuracy, unseen speakers", "%", 0),
     "real_time_factor": MetricFormat("real-time factor", "s/s", 4),
 }
-for key, boundary in (
-    ("boundary", "phoneme boundaries"),
-    ("boundary_onset", "… where silence ends"),
-    ("boundary_offset", "… where silence begins"),
-    ("boundary_between", "… between two sounds"),
-):
-    METRICS |= {
-        f"{key}_signed_median": MetricFormat(f"{boundary}, signed median error", "ms", 1),
-        f"{key}_absolute_median": MetricFormat(f"{boundary}, absolute median error", "ms", 1),
-        f"{key}_within_20_ms": MetricFormat(f"{boundary}, within 20 ms", "%", 0),
-    }
 
-# Seven of 28 figures fit one line of the console; the table has the others.
+# Seven of 23 figures fit one line of the console; the table has the others.
 SHOWN = (
     *("log_mel_error", "mel_cepstral_distortion", "log_f0_rmse", "voicing_error"),
     *("duration_ratio", "dnsmos_p808", "character_error_rate"),

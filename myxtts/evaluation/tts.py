@@ -14,9 +14,8 @@ import numpy as np
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.data.dataset import corpus_folder
 from myxtts.errors import DataError
-from myxtts.evaluation import boundaries, held_out, metrics, speech, table, word_errors
+from myxtts.evaluation import held_out, metrics, speech, table, word_errors
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions, Utterance
 from myxtts.evaluation.metrics import AcousticFeatures, CopyMetrics, UtteranceMetrics
 from myxtts.evaluation.recognisers import open_recogniser
@@ -74,8 +73,6 @@ def score_in_run(evaluation: Evaluation, network: XTTS, load: LoadVocoder) -> Sc
     evaluator = TTSEvaluator(evaluation, network, {"": load()}, in_run=True)
     # Tracing is for the main thread alone, and the observer's thread measures.
     network.synthesize_mel.get_concrete_function()
-    if evaluator.alignments:
-        network.compiled_align.get_concrete_function()
     return evaluator.score
 
 
@@ -99,7 +96,8 @@ class TTSEvaluator:
 
     Attributes:
         recorded: features of the recordings.
-        utterances, columns, real_time_factors: of the last `score`, with its alignments.
+        utterances: with their alignments, but for `in_run`.
+        columns, real_time_factors: of the last `score`.
     """
 
     def __init__(
@@ -115,9 +113,12 @@ class TTSEvaluator:
         self._transcriber = open_recogniser(options.asr, device) if options.asr else None
         self._synthesis = override(synthesis_options(corpus.config.model), options)
         count = options.utterances or MAX_UTTERANCES
-        self.utterances, self._batches = held_out.load_utterances(
+        self.utterances, batches = held_out.load_utterances(
             network, corpus, evaluation.route, evaluation.run, count
         )
+        # A run has no plots of alignments.
+        if not in_run:
+            self.utterances = held_out.align_utterances(network, self.utterances, batches, device)
         names = evaluation.record.languages
         self._languages = [names[utterance.language] for utterance in self.utterances]
         self._references: list[str] = []
@@ -131,10 +132,6 @@ class TTSEvaluator:
                     " English without digits alone, which none of the texts is. Give the run of a"
                     " recogniser of their language with --asr."
                 )
-        data = corpus.config.data
-        run_data = data.audio_root or data.val_data or data.train_data
-        folder = corpus_folder(options.audio_root or options.data or run_data)
-        self.alignments = boundaries.read_alignments(folder / "alignments.jsonl")
         waves = [utterance.wave for utterance in self.utterances]
         mels = [utterance.mel for utterance in self.utterances]
         self.recorded = speech.acoustic_features(waves, device)
@@ -153,11 +150,6 @@ class TTSEvaluator:
 
     def score(self, checkpoint: str, throttle: Throttle = no_throttle) -> ColumnScore:
         """Measure the weights that the network has, which are those of a checkpoint."""
-        # In a run, an alignment is needed for boundaries alone, since there are no plots.
-        if not self._in_run or self.alignments:
-            self.utterances = held_out.align_utterances(
-                self._network, self.utterances, self._batches, self._device, throttle
-            )
         waves, self.real_time_factors = self._synthesize(throttle)
         columns = {
             # The same voice with other texts sounds as well, and DNSMOS takes long.
@@ -170,9 +162,6 @@ class TTSEvaluator:
         def measure(rows: Sequence[int]) -> Metrics:
             return column_metrics(rows, columns, self._copies, self._references, another_db)
 
-        of_boundaries, boundary_note = boundaries.alignment_metrics(
-            self.utterances, self.alignments, self._evaluation.record.vocabulary.symbols
-        )
         names: tuple[str, ...] = IN_RUN if self._in_run else COLUMNS
         for suffix in filter(None, self._vocoders):
             names += tuple(column + suffix for column in COLUMNS[:2])
@@ -181,9 +170,9 @@ class TTSEvaluator:
             checkpoint=checkpoint,
             utterances=len(self.utterances),
             columns=names,
-            metrics=measure(range(len(self.utterances))) | of_boundaries,
+            metrics=measure(range(len(self.utterances))),
             groups={"languages": table.metrics_by_group(self._languages, measure)},
-            notes=(*self._notes, boundary_note),
+            notes=tuple(self._notes),
         )
 
     def _synthesize(self, throttle: Throttle) -> tuple[dict[str, list[np.ndarray]], Metric]:

@@ -1,4 +1,7 @@
-"""Spans of sounds and words that a synthesizer reports: a test of alignments and of word errors."""
+"""Boundaries of phonemes whose times a synthesizer reports, and how far a run's alignment is off.
+
+Only corpora that espeak-ng has spoken have such times, in alignments.jsonl.
+"""
 
 import json
 import unicodedata
@@ -11,10 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.evaluation.held_out import Utterance
-from myxtts.evaluation.table import Metrics
+from myxtts.data.dataset import corpus_folder
+from myxtts.errors import DataError
+from myxtts.evaluation.held_out import Utterance, align_utterances, load_held_out, load_utterances
+from myxtts.placement.devices import configure_default
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
 from myxtts.text.symbols import SymbolTable
+from myxtts.training.runs import TrainedRun
 
 TOLERANCE_MS = 20.0
 # Persian vowels have it in the phonemes of the text, but not in the synthesizer's events.
@@ -151,22 +157,41 @@ def aligned_s(path: np.ndarray, boundary: Boundary) -> float:
     return float(frame) * HOP_SAMPLES / SAMPLE_RATE_HZ
 
 
-def boundary_metrics(prefix: str, errors_ms: Sequence[float]) -> Metrics:
-    """Return medians of errors (aligned minus true), and the fraction within 20 ms."""
-    values = {
-        f"{prefix}_signed_median": np.median(errors_ms),
-        f"{prefix}_absolute_median": np.median(np.abs(errors_ms)),
-        f"{prefix}_within_20_ms": np.mean(np.abs(errors_ms) <= TOLERANCE_MS),
-    }
-    return {key: {"synthesized": float(value)} for key, value in values.items()}
+def run_figures(run: Path, count: int) -> tuple[dict[str, float], str]:
+    """Return the errors of a run's alignment of at most `count` held-out utterances, and a note.
 
-
-def alignment_metrics(
-    utterances: Sequence[Utterance], alignments: Alignments, symbols: SymbolTable
-) -> tuple[Metrics, str]:
-    """Return the errors of an alignment against reliable times of the synthesizer, and a note."""
+    Raises DataError if nothing was held out, or the corpus has no times of phonemes.
+    """
+    trained = TrainedRun.open(run)
+    corpus = load_held_out(trained, run)
+    data = corpus.config.data
+    file = corpus_folder(data.audio_root or data.val_data or data.train_data) / "alignments.jsonl"
+    alignments = read_alignments(file)
     if not alignments:
-        return {}, "phoneme boundaries are left out: the corpus has no alignments.jsonl"
+        raise DataError(
+            f"{file} does not exist, which has the true times of the phonemes. Measure a run on a"
+            " corpus of utilities/make_demo_corpus.py."
+        )
+    route = configure_default().routes[0]
+    network = trained.load_network(route.model, "tts")
+    utterances, batches = load_utterances(network, corpus, route, run, count)
+    utterances = align_utterances(network, utterances, batches, route.model)
+    return alignment_figures(utterances, alignments, trained.record.vocabulary.symbols)
+
+
+def boundary_figures(prefix: str, errors_ms: Sequence[float]) -> dict[str, float]:
+    """Return medians of errors (aligned minus true), and the fraction within 20 ms."""
+    return {
+        f"{prefix}_signed_median": float(np.median(errors_ms)),
+        f"{prefix}_absolute_median": float(np.median(np.abs(errors_ms))),
+        f"{prefix}_within_20_ms": float(np.mean(np.abs(errors_ms) <= TOLERANCE_MS)),
+    }
+
+
+def alignment_figures(
+    utterances: Sequence[Utterance], alignments: Alignments, symbols: SymbolTable
+) -> tuple[dict[str, float], str]:
+    """Return the errors of an alignment against reliable times of the synthesizer, and a note."""
     errors_ms: dict[str, list[float]] = defaultdict(list)
     unreliable = 0
     different = 0
@@ -182,15 +207,15 @@ def alignment_metrics(
             error_ms = 1000.0 * (aligned_s(utterance.path, boundary) - boundary.true_s)
             errors_ms["boundary"].append(error_ms)
             errors_ms[f"boundary_{boundary.kind}"].append(error_ms)
-    metrics: Metrics = {}
+    figures: dict[str, float] = {}
     for prefix, errors in errors_ms.items():
-        metrics |= boundary_metrics(prefix, errors)
+        figures |= boundary_figures(prefix, errors)
     total = len(errors_ms.pop("boundary", ()))
     kinds = ", ".join(
         f"{len(errors)} {prefix.removeprefix('boundary_')}"
         for prefix, errors in sorted(errors_ms.items())
     )
-    return metrics, (
+    return figures, (
         f"{total} phoneme boundaries ({kinds}), without {unreliable} whose true times are"
         f" unreliable, and without {different} recordings whose text and phonemes differ"
     )

@@ -46,6 +46,7 @@ test-long: $(INSTALLED)
 	$(BIN)/python tests/robustness/soak.py --minutes 5
 	$(BIN)/python tests/robustness/mutants.py --count 5
 	$(BIN)/python tests/robustness/device_mutants.py
+	$(BIN)/python -m tests.robustness.cases
 
 test-outside: $(INSTALLED_OUTSIDE)
 	$(BIN)/python -m unittest discover --start-directory tests/engines --top-level-directory .

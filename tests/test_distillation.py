@@ -91,7 +91,8 @@ class FreeTexts(unittest.TestCase):
         with self.assertLogs("myxtts.data.texts") as logs:
             self.read(b"abc\nde\nxyz\nabcde", longest=5)
         self.assertIn("2 sentences without recordings", logs.output[0])
-        self.assertIn(", 2 left out (too long, or no or unknown symbols)", logs.output[0])
+        left_out = ", 2 left out (too long or not readable, or no or unknown symbols)"
+        self.assertIn(left_out, logs.output[0])
 
     def test_a_fraction_of_less_than_one_row_is_named(self):
         def rows_of(fraction, *batch_sizes):

@@ -81,6 +81,7 @@ class Stops(unittest.TestCase):
                 "In Sept. Then he left.",
             ),
             ("en", "Yahoo! Inc. is here, approx. Ten lb. Heavy.", "The U.S. He left it."),
+            ("en", "It is No. One, vol. II, p. Five.", "It costs 5 p. Peter pays."),
             (
                 "de",
                 "Am 3. Oktober, am 24. 12. 1990, im XX. Jahrhundert.",

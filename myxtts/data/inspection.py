@@ -43,7 +43,9 @@ MIN_BANDWIDTH = 0.6  # of the median
 MAX_LOUDNESS_LU = 12.0  # from the median
 MIN_COPY, COPY_S = 0.99, 0.02
 # A voice needs some sounds to be known: in one word it is that of its vowels.
-MIN_VOICE_S, MIN_VOICES, MAX_VOICE_DISTANCE = 1.4, 20, 7.0
+MIN_VOICE_S, MIN_VOICES = 1.4, 20
+# And from the median: whole clips of a synthesizer differ more than their halves do.
+MAX_VOICE_DISTANCE, MAX_MEDIANS = 7.0, 2.5
 MEDOIDS = 500
 # Deviations, and the logarithm of a factor of 1.6.
 MIN_FITTED, MAX_DEVIATIONS, MAX_LOG_RATIO = 20, 5.0, 0.47
@@ -371,8 +373,9 @@ def _other_speakers(clips: Sequence[Clip]) -> Iterator[Finding]:
         candidates = whitened[rows[:: max(len(rows) // MEDOIDS, 1)]]
         away = np.stack([np.linalg.norm(whitened[rows] - one, axis=1) for one in candidates])
         distances = away[np.median(away, axis=1).argmin()]
+        limit = max(MAX_VOICE_DISTANCE, MAX_MEDIANS * float(np.median(distances)))
         for row, distance in zip(rows.tolist(), distances.tolist(), strict=True):
-            if distance > MAX_VOICE_DISTANCE:
+            if distance > limit:
                 f0_hz = judged[row].quality.f0_hz
                 detail = f"another voice than most of {name}, with F0 of {f0_hz:.0f} Hz"
                 yield Finding(judged[row].id, "speaker", detail, distance)

@@ -371,8 +371,12 @@ class RejectedReport(CorpusCase):
 
 class Names(CorpusCase):
     def test_a_run_keeps_its_spelling_of_a_language(self):
-        self.sound("a.wav", language="e\u0301")
-        for frontend, known in (("characters", "e\u0301"), ("phonemes", "\xc9")):
+        for name, language, frontend, known in (
+            ("a.wav", "e\u0301", "characters", "e\u0301"),
+            ("b.wav", "en", "phonemes", "EN"),
+        ):
+            del self.lines[1:]
+            self.sound(name, language=language)
             vocabulary = Vocabulary(SymbolTable(tuple("helo")), (), (known,))
             manifest, extended, rejected = self.build(vocabulary=vocabulary, text_frontend=frontend)
             self.assertEqual((extended.languages, len(manifest), rejected), ((known,), 1, []))

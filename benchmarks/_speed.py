@@ -91,7 +91,7 @@ def synthesis_speed(
     def synthesize_batch(batch: Sequence[Utterance]) -> float:
         """Synthesize a batch and return the seconds of speech."""
         vocoder = GriffinLim(iterations)
-        mels = predict_mels(network, trained.record, batch, batch, options, route.model)
+        mels = predict_mels(network, trained.record, batch, options, route.model)
         waves = vocode_mels(vocoder, mels, route.model)
         return sum(map(len, waves)) / SAMPLE_RATE_HZ
 

@@ -255,7 +255,7 @@ class SpeakerTest(unittest.TestCase):
 
 class ColumnScoreTest(unittest.TestCase):
     def test_fractions_are_percentages_in_the_table_only(self):
-        columns = ("synthesized", "copy_synthesis", "shuffled_texts")
+        columns = ("synthesized", "copy_synthesis", "recordings")
         values = {"synthesized": 0.125, "copy_synthesis": 0.0625}
         counts = {"dnsmos_p808": {"synthesized": 3, "copy_synthesis": 4}}
         metrics = {"voicing_error": values, **counts}
@@ -269,7 +269,7 @@ class ColumnScoreTest(unittest.TestCase):
         self.assertIn("| voicing error | 12.5 | 6.2 | – | % |", table)
         self.assertIn("| ka: DNSMOS P.808 | 3.00 | 4.00 | – | 1 to 5 |", table)
         self.assertIn("- a note", table)
-        expected = values | {"shuffled_texts": None, "unit": "fraction"}
+        expected = values | {"recordings": None, "unit": "fraction"}
         self.assertEqual(document["metrics"]["voicing_error"], expected)
         self.assertEqual(document["languages"]["ka"]["dnsmos_p808"]["unit"], "1 to 5")
 
@@ -289,25 +289,22 @@ class ColumnMetricsTest(unittest.TestCase):
             for name, texts in {
                 "synthesized": ["ab", "abcx"],
                 "copy_synthesis": ["ab", "abcd"],
-                "shuffled_texts": ["abcd", "ab"],
+                "recordings": ["abcd", "ab"],
             }.items()
         }
 
     def measure(self, rows) -> Metrics:
-        return tts.column_metrics(rows, self.columns, {}, self.references, [4.0, None])
+        return tts.column_metrics(rows, self.columns, {}, self.references)
 
     def test_each_column_is_compared_with_the_references(self):
         measured = self.measure([0, 1])
-        rates = [1 / 6, 0.0, 4 / 6, None]
+        rates = [1 / 6, 0.0, 4 / 6]
         self.assertEqual(list(measured["character_error_rate"].values()), rates)
-        self.assertEqual(list(measured["word_error_rate"].values()), [1 / 2, 0.0, 1.0, None])
+        self.assertEqual(list(measured["word_error_rate"].values()), [1 / 2, 0.0, 1.0])
         self.assertEqual(measured["mel_cepstral_distortion"]["synthesized"], 0.0)
-        self.assertEqual(measured["mel_cepstral_distortion"]["another_sentence"], 4.0)
         self.assertEqual(measured["dnsmos_p808"]["synthesized"], 2.5)
         self.assertEqual(measured["words_left_out"]["synthesized"], 3)
         self.assertEqual(measured["words_repeated"]["synthesized"], 3)
-        self.assertIsNone(measured["dnsmos_p808"]["another_sentence"])
-        self.assertIsNone(self.measure([1])["mel_cepstral_distortion"].get("another_sentence"))
 
     def test_each_language_has_its_own_metrics(self):
         by_language = metrics_by_group(("ka", "en"), self.measure)
@@ -316,11 +313,11 @@ class ColumnMetricsTest(unittest.TestCase):
         self.assertEqual(metrics_by_group(("ka",), self.measure), {})
 
     def test_without_a_recogniser_there_are_no_error_rates(self):
-        measured = tts.column_metrics([0], self.columns, {}, [], [])
+        measured = tts.column_metrics([0], self.columns, {}, [])
         self.assertNotIn("character_error_rate", measured)
 
     def test_texts_that_the_recogniser_cannot_know_are_left_out(self):
-        measured = tts.column_metrics([0, 1], self.columns, {}, ["ab", ""], [])
+        measured = tts.column_metrics([0, 1], self.columns, {}, ["ab", ""])
         self.assertEqual(measured["character_error_rate"]["synthesized"], 0.0)
 
 
@@ -378,7 +375,6 @@ class CompleteEvaluation(unittest.TestCase):
     def test_copy_synthesis_is_better_than_an_untrained_network(self):
         distortion = self.score.metrics["mel_cepstral_distortion"]
         self.assertLess(distortion["copy_synthesis"], distortion["synthesized"])
-        self.assertLess(distortion["copy_synthesis"], distortion["shuffled_texts"])
         self.assertEqual(self.score.metrics["duration_within_bounds"]["copy_synthesis"], 1.0)
 
     def test_notes_name_the_recogniser_and_its_bias(self):
@@ -432,11 +428,6 @@ class CompleteEvaluation(unittest.TestCase):
         again = self.measure().metrics
         del again["real_time_factor"]
         self.assertEqual(again, {key: again[key] and self.score.metrics[key] for key in again})
-
-    def test_a_single_utterance_has_no_shuffled_texts(self):
-        score = self.measure(utterances=1)
-        self.assertIsNone(score.to_json()["metrics"]["mel_cepstral_distortion"]["shuffled_texts"])
-        self.assertIn("shuffled texts are left out", score.table())
 
     def test_beside_a_trained_vocoder_griffin_lim_has_columns_of_its_own(self):
         choice = VocoderChoice(mock.sentinel.run)
@@ -634,17 +625,3 @@ class InspectionTest(unittest.TestCase):
         scores, prior = network.score_tokens(batch)
         expected = evidence(scores, prior, network.align(batch))
         np.testing.assert_allclose(found.evidence[clip.id], expected.numpy()[0], atol=1e-4)
-
-
-class ShuffledTextsTest(unittest.TestCase):
-    def test_every_utterance_gets_another_text_of_its_language_if_possible(self):
-        for languages, of_same_language in (
-            *(((0, 1, 0, 0, 1), 5), ((0, 1, 2, 0), 2)),
-            *(((0, 0, 1), 2), ((0, 1, 2), 0)),
-        ):
-            with self.subTest(languages=languages):
-                utterances = [mock.Mock(language=language) for language in languages]
-                pairs = list(zip(utterances, tts.shuffle_texts(utterances), strict=True))
-                self.assertTrue(all(utterance is not source for utterance, source in pairs))
-                equal = sum(utterance.language == source.language for utterance, source in pairs)
-                self.assertEqual(equal, of_same_language)

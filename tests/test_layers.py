@@ -37,7 +37,7 @@ ROWS = (
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
 PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
-PROOF_TEST = re.compile(r"(test_boundaries|test_gpu_proof|test_proof_\w+|numerics)\.py")
+PROOF_TEST = re.compile(r"test_(boundaries|worst_values|gpu_proof|proof_\w+)\.py|numerics\.py")
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
 errors clock machine terminal stores config distributed.processes distributed.cluster
@@ -85,7 +85,7 @@ class LayersTest(unittest.TestCase):
                 self.assertEqual(targets, ["data"])
 
     def test_tests_and_benchmarks_do_not_import_each_other(self):
-        """They share `fakes`; the proof has tests, and runs on virtual GPUs; so have true times."""
+        """They share `fakes`; the proof, on virtual GPUs, and figures of voices have tests."""
         forbidden = {
             "fakes": ("benchmarks", "tests"),
             "benchmarks": ("tests",),

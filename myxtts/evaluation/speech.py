@@ -39,25 +39,24 @@ _log_mel, _f0 = _of_waves(log_mel), _of_waves(f0)
 def predict_mels(
     network: XTTS,
     record: Record,
-    texts: Sequence[Utterance],
-    voices: Sequence[Utterance],
+    utterances: Sequence[Utterance],
     options: SynthesisOptions,
     device: str,
     throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
-    """Return log-mels of the texts of utterances with the references of others, [frames, 80]."""
+    """Return log-mels of the texts of utterances with their references, [frames, 80]."""
     vocabulary = record.vocabulary
     frontend = record.frontend
     tokens = []
-    for text in texts:
-        symbols = frontend.symbols(text.text, vocabulary.languages[text.language])
+    for of in utterances:
+        symbols = frontend.symbols(of.text, vocabulary.languages[of.language])
         tokens.append(vocabulary.symbols.encode(symbols))
     predicted: list[np.ndarray] = []
     for rows in _batches(len(tokens)):
         throttle()
         ids, counts = pad_rows(tokens[rows], 0)
-        mels, frames = pad_rows([voice.reference for voice in voices[rows]], SILENCE)
-        languages = tf.constant([text.language for text in texts[rows]])
+        mels, frames = pad_rows([of.reference for of in utterances[rows]], SILENCE)
+        languages = tf.constant([of.language for of in utterances[rows]])
         with tf.device(device):
             batch, lengths, _ = network.synthesize(ids, counts, languages, mels, frames, options)
         rows_of_batch = zip(batch.numpy(), lengths.numpy(), strict=True)

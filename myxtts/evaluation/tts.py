@@ -1,8 +1,7 @@
-"""Metrics of a TTS run, between the recordings and their copies, and other sentences."""
+"""Metrics of a TTS run, beside those of the recordings and of their copies."""
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -28,11 +27,10 @@ from myxtts.text.error_rates import error_rates
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import TrainedRun
 
-# With copies and shuffled texts these are 150 waves to make and to compare.
+# With copies these are 100 waves to make and to compare.
 MAX_UTTERANCES = 50
 PLOTTED_UTTERANCES = 4
-COLUMNS = ("synthesized", "copy_synthesis", "recordings", "shuffled_texts", "another_sentence")
-IN_RUN = COLUMNS[:3]
+COLUMNS = ("synthesized", "copy_synthesis", "recordings")
 GRIFFIN_LIM_SUFFIX = "_griffin_lim"  # of columns that a trained vocoder is compared with
 # Only copy synthesis has the same times as the recording.
 COPY_METRICS = ("pesq_wb", "stoi", "log_mel_error")
@@ -91,11 +89,12 @@ class TTSEvaluator:
     them once. Raises UserError if the recogniser cannot be used, or does not know a language.
 
     Args:
-        vocoders: by the suffix of their columns. That of "" also makes shuffled texts.
-        in_run: leave out shuffled texts, which take as long as the synthesis itself.
+        vocoders: by the suffix of their columns.
+        in_run: leave out what a run has no time for, or no use.
 
     Attributes:
         recorded: features of the recordings.
+        references: texts as the recogniser spells them, "" if it cannot; empty without one.
         utterances: with their alignments, but for `in_run`.
         columns, real_time_factors: of the last `score`.
     """
@@ -121,12 +120,12 @@ class TTSEvaluator:
             self.utterances = held_out.align_utterances(network, self.utterances, batches, device)
         names = evaluation.record.languages
         self._languages = [names[utterance.language] for utterance in self.utterances]
-        self._references: list[str] = []
+        self.references: list[str] = []
         if self._transcriber:
             for utterance, language in zip(self.utterances, self._languages, strict=True):
                 text = self._transcriber.normalise_reference(utterance.text, language)
-                self._references.append(text)
-            if not any(self._references):
+                self.references.append(text)
+            if not any(self.references):
                 raise DataError(
                     f"{self._transcriber.run} is to transcribe the synthesized speech, but it knows"
                     " English without digits alone, which none of the texts is. Give the run of a"
@@ -140,7 +139,7 @@ class TTSEvaluator:
         copies = {}
         for suffix, vocoder in vocoders.items():
             name = f"copy_synthesis{suffix}"
-            column = self._column(speech.vocode_mels(vocoder, mels, device), no_throttle)
+            column = self.column(speech.vocode_mels(vocoder, mels, device), no_throttle)
             self._fixed[name] = column
             measured = metrics.measure_copies(self.recorded, column.features, options.perceptual)
             copies[name] = [measured]
@@ -151,18 +150,13 @@ class TTSEvaluator:
     def score(self, checkpoint: str, throttle: Throttle = no_throttle) -> ColumnScore:
         """Measure the weights that the network has, which are those of a checkpoint."""
         waves, self.real_time_factors = self._synthesize(throttle)
-        columns = {
-            # The same voice with other texts sounds as well, and DNSMOS takes long.
-            name: self._column(of_column, throttle, is_rated=name != "shuffled_texts")
-            for name, of_column in waves.items()
-        }
+        columns = {name: self.column(of_column, throttle) for name, of_column in waves.items()}
         self.columns = columns = self._fixed | columns
-        another_db = [] if self._in_run else self._another_sentence_db()
 
         def measure(rows: Sequence[int]) -> Metrics:
-            return column_metrics(rows, columns, self._copies, self._references, another_db)
+            return column_metrics(rows, columns, self._copies, self.references)
 
-        names: tuple[str, ...] = IN_RUN if self._in_run else COLUMNS
+        names: tuple[str, ...] = COLUMNS
         for suffix in filter(None, self._vocoders):
             names += tuple(column + suffix for column in COLUMNS[:2])
         return ColumnScore(
@@ -178,58 +172,50 @@ class TTSEvaluator:
     def _synthesize(self, throttle: Throttle) -> tuple[dict[str, list[np.ndarray]], Metric]:
         """Return the waves of each column of synthesized speech, and their real-time factors."""
 
-        def predict(texts: Sequence[Utterance]) -> list[np.ndarray]:
-            record, options = self._evaluation.record, self._synthesis
-            return speech.predict_mels(
-                self._network, record, texts, self.utterances, options, self._device, throttle
-            )
-
-        def vocode(vocoder: VocoderProtocol, mels: Sequence[np.ndarray]) -> list[np.ndarray]:
-            return speech.vocode_mels(vocoder, mels, self._device, throttle=throttle)
-
-        # They come first, since they are also the warm-up of the synthesis that is timed.
-        shuffled_mels: list[np.ndarray] = []
+        # The first time warms up; in a run the real-time factor is not shown.
         if not self._in_run:
-            shuffled_mels = predict(shuffle_texts(self.utterances))
+            self.predict(self.utterances, throttle)
         started_s = time.perf_counter()
-        mels = predict(self.utterances)
+        mels = self.predict(self.utterances, throttle)
         predicting_s = time.perf_counter() - started_s
         waves: dict[str, list[np.ndarray]] = {}
         factors: Metric = {}
         for suffix, vocoder in self._vocoders.items():
             name = f"synthesized{suffix}"
             started_s = time.perf_counter()
-            waves[name] = vocode(vocoder, mels)
+            waves[name] = speech.vocode_mels(vocoder, mels, self._device, throttle=throttle)
             elapsed_s = predicting_s + time.perf_counter() - started_s
             factors[name] = elapsed_s * SAMPLE_RATE_HZ / sum(map(len, waves[name]))
-        # A single utterance has no other text.
-        if shuffled_mels and len(self.utterances) > 1:
-            waves["shuffled_texts"] = vocode(self._vocoders[""], shuffled_mels)
         return waves, factors
 
-    def _column(self, waves: list[np.ndarray], throttle: Throttle, is_rated: bool = True) -> Column:
+    def predict(
+        self, utterances: Sequence[Utterance], throttle: Throttle = no_throttle
+    ) -> list[np.ndarray]:
+        """Return log-mels of utterances with the options of the evaluation, [frames, 80]."""
+        record, options = self._evaluation.record, self._synthesis
+        return speech.predict_mels(
+            self._network, record, utterances, options, self._device, throttle
+        )
+
+    def column(self, waves: list[np.ndarray], throttle: Throttle = no_throttle) -> Column:
+        """Measure waves, one for each utterance, float32 [samples]."""
         features = speech.acoustic_features(waves, self._device, throttle)
         compared = []
         for recorded, measured in zip(self._trimmed, features, strict=True):
             throttle()
             compared.append(metrics.utterance_metrics(recorded, metrics.trimmed(measured)))
-        return self._heard(features, compared, throttle, is_rated)
+        return self._heard(features, compared, throttle)
 
     def _heard(
-        self,
-        features: list[AcousticFeatures],
-        compared: list[UtteranceMetrics],
-        throttle: Throttle,
-        is_rated: bool = True,
+        self, features: list[AcousticFeatures], compared: list[UtteranceMetrics], throttle: Throttle
     ) -> Column:
         """Return a column with what a recogniser and DNSMOS say of its waves."""
         waves = [of_wave.wave for of_wave in features]
         texts = list(self._transcriber.transcribe(waves, throttle)) if self._transcriber else []
         opinions = []
-        if is_rated:
-            for wave in waves:
-                throttle()
-                opinions.append(metrics.dnsmos(wave))
+        for wave in waves:
+            throttle()
+            opinions.append(metrics.dnsmos(wave))
         return Column(features, compared, texts, opinions, self._word_errors(features, throttle))
 
     def _word_errors(
@@ -252,22 +238,6 @@ class TTSEvaluator:
             counts.append(word_errors.count_word_errors(log_probs, words))
         return counts
 
-    def _another_sentence_db(self) -> list[float | None]:
-        """Return each recording's distortion by the next one of its speaker, None if there is none.
-
-        Whatever comes near it has nothing of the sentence but the voice.
-        """
-        by_speaker = defaultdict(list)
-        for row, utterance in enumerate(self.utterances):
-            by_speaker[utterance.speaker].append(row)
-        another_db: list[float | None] = [None] * len(self.utterances)
-        for rows in by_speaker.values():
-            for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
-                if row != other:
-                    mels = self._trimmed[row].mel, self._trimmed[other].mel
-                    another_db[row] = float(metrics.align(*mels)[1].mean())
-        return another_db
-
     def _condition_notes(self) -> list[str]:
         """Return notes on what is measured, and how."""
         utterances, options = self.utterances, self._evaluation.options
@@ -281,13 +251,11 @@ class TTSEvaluator:
             "PESQ-WB, STOI and log-mel error are of copy synthesis, since they compare waves at the"
             " same times",
         ]
-        if len(utterances) == 1 and not self._in_run:
-            notes.append("shuffled texts are left out: a single utterance has no other text")
         if options.perceptual:
             notes += metrics.missing_packages(metrics.PACKAGES)
             notes += metrics.score_notes(self._copies["copy_synthesis"])
         if self._transcriber:
-            heard = sum(map(bool, self._references))
+            heard = sum(map(bool, self.references))
             notes += [
                 f"the recogniser is {self._transcriber.run}, {self._transcriber.checkpoint.name};"
                 f" it knows the language and the symbols of {heard} of {len(utterances)} texts",
@@ -305,28 +273,11 @@ def override(run_options: SynthesisOptions, options: EvaluationOptions) -> Synth
     )
 
 
-def shuffle_texts(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """Return another utterance for each one, of the same language where possible."""
-    by_language: dict[int, list[int]] = defaultdict(list)
-    for index, utterance in enumerate(utterances):
-        by_language[utterance.language].append(index)
-    # Utterances that are alone in their language take turns rather than keep their texts.
-    alone = [indices[0] for indices in by_language.values() if len(indices) == 1]
-    shuffled = list(utterances)
-    for indices in (*by_language.values(), alone):
-        for index, other_index in zip(indices, indices[1:] + indices[:1], strict=True):
-            shuffled[index] = utterances[other_index]
-    if len(alone) == 1:
-        shuffled[alone[0]] = utterances[alone[0] - 1]
-    return shuffled
-
-
 def column_metrics(
     rows: Sequence[int],
     columns: Mapping[str, Column],
     copies: Mapping[str, Sequence[CopyMetrics]],
     references: Sequence[str],
-    another_db: Sequence[float | None],
 ) -> Metrics:
     """Return the metrics of some utterances; error rates of those that have a reference."""
     by_column: dict[str, Means] = {name: {} for name in columns}
@@ -345,9 +296,6 @@ def column_metrics(
     for name, copied in copies.items():
         means = metrics.mean_copy_metrics([copied[row] for row in rows])
         by_column[name] |= {key: means[key] for key in COPY_METRICS if key in means}
-    others_db = [db for row in rows if another_db and (db := another_db[row]) is not None]
-    if others_db:
-        by_column["another_sentence"] = {"mel_cepstral_distortion": float(np.mean(others_db))}
     return table.by_metric(by_column)
 
 

@@ -19,6 +19,8 @@ from typing import Any, BinaryIO
 from myxtts.errors import ConfigError, DataError
 
 STEM_BYTES = 180
+# What a clone without Git LFS has instead of a file.
+LFS_POINTER = b"version https://git-lfs."
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # Lustre without -o flock, some NFS
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota of a user, ulimit -f
 

@@ -5,7 +5,7 @@ import unittest
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.errors import PlacementError
-from myxtts.placement.routes import LogicalDevice, Route, first_own_gpu, plan_routes
+from myxtts.placement.routes import LogicalDevice, Route, plan_routes
 
 LIMITS = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
 ISOLATED = {"enable_memory_isolation": True}
@@ -120,14 +120,13 @@ class WorkerTest(unittest.TestCase):
             with self.subTest(gpus=gpus, workers=workers, settings=settings):
                 settings = PlacementConfig(**settings)
                 actual = [
-                    plan_routes(settings, gpus, first_own_gpu(settings, gpus, rank, workers)).gpus
-                    for rank in range(workers)
+                    plan_routes(settings, gpus, rank, workers).gpus for rank in range(workers)
                 ]
                 self.assertEqual(actual, expected)
 
     def test_routes_of_a_worker_are_those_of_a_process_with_these_gpus_alone(self):
         settings = PlacementConfig(**gpus_of(1, 0), **LIMITS)
-        own, alone = plan_routes(settings, 4, 2), plan_routes(settings, 2)
+        own, alone = plan_routes(settings, 4, 1, 2), plan_routes(settings, 2)
         self.assertEqual((own.routes, own.name), (alone.routes, alone.name))
         limits = [(device.physical, device.memory_mib) for device in own.devices]
         self.assertEqual(limits, [(2, 2000), (3, 1000)])

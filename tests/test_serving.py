@@ -22,6 +22,7 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.commands.parser import add_references_flag
 from myxtts.commands.serve import PACKAGES
 from myxtts.config.synthesis import SynthesisOptions
+from myxtts.data.audio_file import REFERENCE, read_recording
 from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.serving import run_speaker, speakers
 from myxtts.serving.run_speaker import RunSpeaker
@@ -51,7 +52,7 @@ class Humming:
         hz = (110.0, 220.0)[choose_speaker(speaker, self.speakers)]
         if "①" in text:
             raise DataError("nothing in it is spoken")
-        self.reference = reference and soundfile.info(reference).frames
+        self.reference = reference and len(read_recording(reference, *REFERENCE))
         SynthesisOptions(speed=speed)
         seconds = np.arange(int(SENTENCE_S / speed * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
         wave = 0.3 * np.sin(2 * np.pi * hz * seconds).astype(np.float32)

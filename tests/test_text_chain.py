@@ -156,7 +156,7 @@ class Words(unittest.TestCase):
         for written, left in {
             "at 5-3, #4 and more": ["5-3,", "#4"],
             "King Komma ılık ſo → ∞ \ue000": ["→", "∞", "\ue000"],
-            "[[ə5]] well [laughs] [[5]]": ["[laughs]"],
+            "well [laughs]": ["[laughs]"],
             "воло\u0301с во́лос, волос": ["воло\u0301с", "во́лос,"],
         }.items():
             self.assertEqual(normalisers.unread(written), left)

@@ -31,6 +31,8 @@ BANDS_HZ = 100.0, 7_000.0
 SHAPE_BANDS, SHAPE_SLICES = 12, 16
 VOICE_BANDS, CEPSTRA = 20, 12
 MIN_S = 0.2
+# More of the samples in flat peaks is heard.
+MAX_CLIPPED = 0.005
 
 
 class Quality(NamedTuple):

@@ -22,10 +22,10 @@ import soundfile
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.quality import clipped
+from myxtts.audio.quality import MAX_CLIPPED, clipped
 from myxtts.data.ffmpeg import libsndfile_path
 from myxtts.errors import DataError
-from myxtts.files import attach_path_to_errors
+from myxtts.files import LFS_POINTER, attach_path_to_errors
 from myxtts.stores import member_of, read_member
 
 # Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.
@@ -74,11 +74,10 @@ KEPT_ENDS = 2
 # there is more above than a click.
 WIDE = ("FLOAT", "DOUBLE", "PCM_32")
 MIN_PEAK, MAX_PEAK, CLICK = 1e-3, 4.0, 1e-3
-# Of the power of the loudest channel; and which samples are compared.
+# The least power of a channel that is heard, over that of the loudest; which samples tell it.
 SILENT_CHANNEL, EVERY = 1e-3, 7
 # Levels at which nothing is heard, and below which speech may come later, which is LATE_DB above.
 SILENT, QUIET, LATE_DB = 1e-3, 2e-2, 30.0
-MAX_CLIPPED = 0.005
 RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech.", False
 """Role, shortest length in seconds, advice, and whether it must be heard: `check_recording`."""
 REFERENCE = (
@@ -127,7 +126,7 @@ def read_header(path: str) -> AudioHeader:
                 raise UnusableAudio("empty file")
             file.seek(0)
             start = file.read(12)
-            if start == b"version http":
+            if start == LFS_POINTER[:12]:
                 raise UnusableAudio("unreadable", "a pointer of Git LFS; `git lfs pull` gets it")
             is_wav = (start[:4], start[8:]) == (b"RIFF", b"WAVE")
             header = _native_header(file, size) if is_wav else None
@@ -237,7 +236,7 @@ def _libsndfile_header(file: BinaryIO) -> AudioHeader:
                 _check_complete(int(promised), int(found))
             if "lacks an end-of-stream" in notes and "Junk" in notes:
                 raise UnusableAudio("truncated", "the last page of the OGG file is not complete")
-            # Of an OGG file the length is that of its last page. libvorbis crashes if it seeks with
+            # The last page of an OGG file says its length. libvorbis crashes if it seeks with
             # damaged codebooks, and some formats cannot seek.
             last = samples - 1 if sound.format != "OGG" and sound.seekable() else 0
             reaches = not samples or _reaches(sound, last, 0 if is_whole else 1)
@@ -424,7 +423,7 @@ def _mean_of_channels(
     heard = power > SILENT_CHANNEL * power.max()
     # The sum of n unrelated channels has n times their power.
     if 2 * covariance[heard][:, heard].sum() < heard.sum() * power.max():
-        # Of channels that are alike the same one in each stretch.
+        # The first of those that are nearly as loud: the same channel in each stretch.
         heard = np.arange(len(power)) == (power > power.max() / 2).argmax()
     # None is of one channel, and if all are silent, or a sample is not finite.
     if heard.any() and not heard.all():

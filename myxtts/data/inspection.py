@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.quality import Quality, measure
+from myxtts.audio.quality import MAX_CLIPPED, Quality, measure
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import WHOLE, read_sound
 from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
@@ -31,7 +31,6 @@ from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH, TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of
 
 EXCLUDED, EXCLUDED_COLUMNS = "excluded.csv", ("path", "reason")
-MAX_CLIPPED = 0.005
 MIN_HUM_DB = 13.0
 # A room prolongs what speech has of notes. espeak-ng, which glides little, has up to 0.32.
 MIN_NOTES, MIN_NOTES_IN_ROOM = 0.4, 1.0
@@ -50,7 +49,7 @@ MEDOIDS = 500
 # Deviations, and the logarithm of a factor of 1.6.
 MIN_FITTED, MAX_DEVIATIONS, MAX_LOG_RATIO = 20, 5.0, 0.47
 MAX_FOREIGN_LETTERS = 0.5
-# Of the clips: a fault of most is how the corpus sounds.
+# A fault of more of the clips is how the corpus sounds.
 MAX_EXCLUDED = 0.5
 SHOWN_NAMES = 5
 MEASURES = {

@@ -345,7 +345,7 @@ def _examine(
             start, samples = _trimmed(path, start, samples, data.trim)
         if fault := duration_fault(samples, data):
             raise fault
-        # Of 32 bits alone, since it reads all samples.
+        # This reads all samples, and only those of 32 bits may be on any scale.
         if header.wide:
             check_finite(path)
     except UnusableAudio as error:

@@ -132,8 +132,9 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
     found: dict[str, Counter[str]] = defaultdict(Counter)
 
     def given(column: str, value: str, default: str) -> str:
-        found[column][value] += is_missing(value)
-        return default if is_missing(value) else value
+        is_none = is_missing(value)
+        found[column][value] += is_none
+        return default if is_none else value
 
     texts = [given("normalised text", row.normalised or "", row.text or "") for row in rows]
     counts = Counter(texts)

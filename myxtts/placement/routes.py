@@ -79,8 +79,8 @@ class Placement:
         return [] if self.simulated else sorted(used)
 
 
-def first_own_gpu(settings: PlacementConfig, gpu_count: int, rank: int, workers: int) -> int:
-    """Return the GPU that is number 0 for the settings of a worker.
+def first_own_gpu(highest: int, gpu_count: int, rank: int, workers: int) -> int:
+    """Return the GPU that is number 0 for a worker, whose settings name no higher one.
 
     The workers of a host divide the GPUs that they see: of four, worker 1 of two has GPUs 2 and 3.
     A worker that names GPUs beyond its share, or for which none is left, counts all that it sees,
@@ -90,13 +90,13 @@ def first_own_gpu(settings: PlacementConfig, gpu_count: int, rank: int, workers:
         rank, workers: the worker's rank among the workers on its host, and how many these are.
     """
     share = max(1, gpu_count // workers)
-    observer = [settings.observer] if isinstance(settings.observer, int) else []
-    is_within = max([*named_gpus(settings), *observer], default=0) < share
     is_left = (rank + 1) * share <= gpu_count
-    return rank * share if is_within and is_left and not settings.simulate_gpus else 0
+    return rank * share if highest < share and is_left else 0
 
 
-def plan_routes(settings: PlacementConfig, gpu_count: int, first_gpu: int = 0) -> Placement:
+def plan_routes(
+    settings: PlacementConfig, gpu_count: int, rank: int = 0, workers: int = 1
+) -> Placement:
     """Turn settings into routes.
 
     TensorFlow numbers the visible GPUs by physical index, in whatever order they are requested.
@@ -105,17 +105,22 @@ def plan_routes(settings: PlacementConfig, gpu_count: int, first_gpu: int = 0) -
 
     Args:
         gpu_count: physical GPUs that TensorFlow sees; ignored if GPUs are simulated.
-        first_gpu: the one that is number 0 for the settings; see `first_own_gpu`.
+        rank, workers: those of `first_own_gpu`.
     """
     _check_contradictions(settings)
     count = settings.simulate_gpus or gpu_count
-    _check_gpus_exist(settings, count)
+    named = _gpus_by_role(settings)
+    _check_gpus_exist(settings, count, named)
     threads = settings.intra_op_threads, settings.inter_op_threads
     if count == 0:
         cpu = LogicalDevice("/CPU:0", None)
         return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", *threads)
-    data_gpus = [first_gpu + gpu for gpu in named_data_gpus(settings)]
-    model_gpus = [first_gpu + gpu for gpu in _named_model_gpus(settings) or (0,)]
+    first_gpu = 0
+    if not settings.simulate_gpus:
+        highest = max(map(max, filter(None, named.values())), default=0)
+        first_gpu = first_own_gpu(highest, gpu_count, rank, workers)
+    data_gpus = [first_gpu + gpu for gpu in named["data"]]
+    model_gpus = [first_gpu + gpu for gpu in named["model"] or (0,)]
 
     limit_of = _limits(settings)
     data_role = "model" if limit_of["data"] is None else "data"
@@ -124,8 +129,8 @@ def plan_routes(settings: PlacementConfig, gpu_count: int, first_gpu: int = 0) -
     slots = {*data_slots, *model_slots}
     # A GPU of two roles is one device. Without memory limits both roles have the same one.
     observer_slot = None
-    if isinstance(settings.observer, int):
-        gpu = first_gpu + settings.observer
+    for observer_gpu in named["observer"]:
+        gpu = first_gpu + observer_gpu
         observer_slot = (gpu, "data") if (gpu, "data") in slots else (gpu, "model")
         slots.add(observer_slot)
     # Unused GPUs as well, so that /CPU:2 is simulated GPU 2.
@@ -257,7 +262,16 @@ def _check_contradictions(settings: PlacementConfig) -> None:
             raise PlacementError(message)
 
 
-def _check_gpus_exist(settings: PlacementConfig, count: int) -> None:
+def _gpus_by_role(settings: PlacementConfig) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs that the settings name for each role."""
+    observer = (settings.observer,) if isinstance(settings.observer, int) else ()
+    models = _named_model_gpus(settings)
+    return {"data": named_data_gpus(settings), "model": models, "observer": observer}
+
+
+def _check_gpus_exist(
+    settings: PlacementConfig, count: int, named: dict[str, tuple[int, ...]]
+) -> None:
     if count == 0 and (settings.enable_memory_isolation or settings.model_gpu_memory is not None):
         raise PlacementError(
             "a memory limit was set, but TensorFlow sees no GPU. Make one visible, or give"
@@ -266,9 +280,7 @@ def _check_gpus_exist(settings: PlacementConfig, count: int) -> None:
     source = "--simulate-gpus makes" if settings.simulate_gpus else "TensorFlow sees"
     numbers = {0: "no GPU", 1: "1 GPU, number 0", 2: "2 GPUs, numbers 0 and 1"}
     existing = numbers.get(count, f"{count} GPUs, numbers 0 to {count - 1}")
-    observer = (settings.observer,) if isinstance(settings.observer, int) else ()
-    named = {"data": named_data_gpus(settings), "model": _named_model_gpus(settings)}
-    for role, gpus in (named | {"observer": observer}).items():
+    for role, gpus in named.items():
         if gpus and max(gpus) >= count:
             raise PlacementError(
                 f"{role} GPU {max(gpus)} was requested, but {source} {existing}. To train on one"

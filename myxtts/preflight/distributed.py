@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.config.schema import PlacementConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import worker_group
 from myxtts.errors import PlacementError
@@ -85,8 +84,7 @@ def _configure_gpus(cluster: Cluster, count: int | None) -> Sequence[int]:
             f"--gpus-per-worker asks for {count} GPUs, but TensorFlow sees {len(gpus)} on this"
             " worker. Give a smaller number; 0 checks with the CPU."
         )
-    settings = PlacementConfig(model_gpus=tuple(range(count)))
-    first = first_own_gpu(settings, len(gpus), rank, workers)
+    first = first_own_gpu(max(count - 1, 0), len(gpus), rank, workers)
     used = range(first, first + count)
     tf.config.set_visible_devices([gpus[i] for i in used], "GPU")
     for i in used:

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from myxtts.config.synthesis import bounds_of
-from myxtts.data.audio_file import RECORDING, REFERENCE, check_recording, read_recording
+from myxtts.data.audio_file import RECORDING, read_recording
 from myxtts.errors import ConfigError, DataError, UserError
 from myxtts.serving.sound import FORMS, Encoder
 from myxtts.serving.speakers import Speaker
@@ -133,12 +133,7 @@ class Desk:
         if transcriber is None:
             raise ConfigError("this server has no recogniser. Start it with --recogniser RUN.")
         with self.place(), sent_file(recording) as path:
-
-            def text() -> str:
-                check_recording(path, *RECORDING)
-                return transcriber(read_recording(path, *RECORDING))
-
-            return await self.run(text)
+            return await self.run(lambda: transcriber(read_recording(path, *RECORDING)))
 
 
 @contextmanager
@@ -236,8 +231,6 @@ class Web:
         """Yield the bytes of sentences, in the place of a request."""
         with self._desk.place(), sent_file(body.reference or b"") as path:
             reference = path if body.reference is not None else None
-            if reference:
-                check_recording(reference, *REFERENCE)
             options = {"speaker": body.voice, "speed": body.speed, "reference": reference}
             encoder = Encoder(body.response_format)
             async for wave in self._desk.speak(body.input, **options):

@@ -10,6 +10,7 @@ import numpy as np
 
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.errors import CheckpointError, DataError, check_packages
+from myxtts.files import LFS_POINTER
 from myxtts.synthesis.spoken_text import (
     FRONTEND,
     encode_text,
@@ -72,10 +73,9 @@ def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
         raise CheckpointError(f"--model {path} {found}. {advice}")
     about = files[0].with_name(f"{files[0].name}.json")
     try:
-        # What a clone without Git LFS has instead of a file.
         for file in (files[0], about):
             with open(file, "rb") as content:
-                if content.read(24) == b"version https://git-lfs.":
+                if content.read(len(LFS_POINTER)) == LFS_POINTER:
                     raise CheckpointError(f"{file} is a pointer of Git LFS. Run `git lfs pull`.")
         document = json.loads(about.read_text("utf-8"))
     except OSError as error:

@@ -17,7 +17,7 @@ from myxtts.files import decode_text
 from myxtts.text import espeak
 from myxtts.text.named import check_vowels, check_words
 from myxtts.text.normalisers import Normaliser, unread, words_of
-from myxtts.text.sentences import CAPITAL, SMALL, sentences_of
+from myxtts.text.sentences import CAPITAL, PHONEMES, SMALL, sentences_of
 
 # Kept as symbols, from which the model learns pauses.
 PUNCTUATION = ",.;:!?…"
@@ -54,7 +54,7 @@ EMOJI = re.compile(
     rf"(?:[{_PICTURES}]|[^\d\s#*]\ufe0f)[{_PICTURES}{_SELECTORS}\u200d\U000e0020-\U000e007f]*"
     rf"|[{_SELECTORS}]"
 )
-_PHONEMES = re.compile(r"(\[\[.*?\]\])")
+_PHONEMES = re.compile(f"({PHONEMES})")
 _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
 # A letter before a digit, a sign or a bracket (A4, A-4, A+), behind a digit (3a), in quotes, and a
 # capital within a sentence (Vitamin A is), but not in a title (Once Upon A Time).
@@ -121,8 +121,9 @@ class TextFrontend:
         left = [emoji for emoji in EMOJI.findall(text) if unicodedata.category(emoji[0])[0] != "M"]
         named: list[str] = []
         if self.kind == "phonemes":
-            left += unread(replaced)
-            named = check_words(_PHONEMES.sub(" ", replaced), language)
+            words = _PHONEMES.sub(" ", replaced)
+            left += unread(words)
+            named = check_words(words, language)
             if "[[" not in replaced:
                 check_vowels("".join(symbols), language)
         return Stages(text, normalised, replaced, symbols, left, named)

@@ -29,7 +29,6 @@ MAX_CHARACTERS = 400
 
 _STRESSED = re.compile(r"(?<!\d)\+([аеёиоуыэюя])", re.IGNORECASE)
 
-_PHONEMES = re.compile(r"\[\[.*?\]\]")
 _UNREAD = re.compile(
     # Signs of other blocks and private characters, too, which many languages leave out.
     r"\[[^\]]*\]|\S*(?:[\d$¢-¥₠-⃀%‰°§#&@+*=<>~^|©®±×÷←-➿⬀-⯿\ue000-\uf8ff]"
@@ -89,26 +88,32 @@ def description(language: str) -> str:
 
 
 def unread(text: str) -> list[str]:
-    """Return what espeak-ng reads in its own way in a normalised text: words with digits or signs,
-    words in brackets ([laughs]), and Russian ones with a stress mark, which it ignores.
+    """Return what espeak-ng reads in its own way in a normalised text without phonemes: words with
+    digits or signs, words in brackets ([laughs]), and Russian ones with a stress mark, which it
+    ignores.
     """
-    return _UNREAD.findall(_PHONEMES.sub(" ", text))
+    return _UNREAD.findall(text)
 
 
 def _read(text: str, language: str, stage: str) -> str:
     """Return a text with what readings.yaml has for it "before" or "behind" the library."""
-    # The country is that of the phonemes: en is en-us.
-    for name in (espeak.voice_of(language), canonical_code(language).split("-")[0]):
-        for key, reading in _readings().get(name, {}).get(stage, {}).items():
-            # The dot of an abbreviation stays where it ends the sentence.
-            dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
-            text = re.sub(rf"\b{key}{dot}" if key.isalpha() else key, reading, text)
+    for pattern, reading in _readings(language, stage):
+        text = pattern.sub(reading, text)
     return text
 
 
 @cache
-def _readings() -> dict[str, dict[str, dict[str, str]]]:
-    return yaml.safe_load(Path(__file__).with_name("readings.yaml").read_text("utf-8"))
+def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
+    table = yaml.safe_load(Path(__file__).with_name("readings.yaml").read_text("utf-8"))
+    # The dot of an abbreviation stays where it ends the sentence.
+    dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
+    patterns = []
+    # The country is that of the phonemes: en is en-us.
+    for name in (espeak.voice_of(language), canonical_code(language).split("-")[0]):
+        for key, reading in table.get(name, {}).get(stage, {}).items():
+            pattern = re.compile(rf"\b{key}{dot}" if key.isalpha() else key)
+            patterns.append((pattern, reading))
+    return patterns
 
 
 def _function(language: str) -> Callable[[str], str]:

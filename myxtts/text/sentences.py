@@ -39,7 +39,8 @@ _STOP = re.compile(
     rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)|[{_WIDE_STOPS}]+[{_CLOSING}]*"
 )
 _NEXT_WORD = re.compile(rf"[{_CLOSING}]*\s*[{_OPENING}]*(\w*\.?)")
-_PHONEMES, _BEFORE_A_SUFFIX = r"\[\[.*?\]\]", r"[!?](?=\s(?:Inc|Ltd|Corp|Co)\.)"  # Yahoo! Inc.
+PHONEMES = r"\[\[.*?\]\]"
+_BEFORE_A_SUFFIX = r"[!?](?=\s(?:Inc|Ltd|Corp|Co)\.)"  # Yahoo! Inc.
 _EUROPEAN = [*map(chr, range(0x530))]
 CAPITAL, SMALL = (f"[{''.join(filter(kind, _EUROPEAN))}]" for kind in (str.isupper, str.islower))
 # A dotted word (U.S.), and an ordinal.
@@ -139,7 +140,7 @@ def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]
     word = rf"{_DOTTED}|(?i:{long})|{letter}|{CAPITAL}{ordinal}"
     word = word.replace(r"\.", r"\.\s?").replace(r"\*", r"\w*")
     word = rf"(?<![\w,:/°$€£¥])(?<!\d\.)(?P<word>{word})\.(?!\.)"
-    return re.compile(rf"{_PHONEMES}|{_BEFORE_A_SUFFIX}|{word}"), kinds, starts
+    return re.compile(rf"{PHONEMES}|{_BEFORE_A_SUFFIX}|{word}"), kinds, starts
 
 
 def clauses_of(sentence: str, max_characters: int) -> Iterator[str]:
@@ -155,7 +156,7 @@ def clauses_of(sentence: str, max_characters: int) -> Iterator[str]:
 
 def _breaks(sentence: str) -> list[int]:
     """Return where to halve: at the strongest marks in the middle half, or at any space."""
-    shown = re.sub(_PHONEMES, lambda phonemes: "W" * len(phonemes[0]), sentence)
+    shown = re.sub(PHONEMES, lambda phonemes: "W" * len(phonemes[0]), sentence)
     middle = len(sentence) / 2
     # In a sentence of thousands of characters, only marks near the middle, in linear time.
     shift = min(middle / 2, MAX_SHIFT)

@@ -143,8 +143,7 @@ def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list
     produce_without_teacher_s = measure.time_producing_without_teacher(pipeline, window)
     traced_pipeline = setup.training_pipeline(synchronize=True)
     on_gpu = run.placement.on_gpu
-    gpus = [device.physical for device in run.placement.devices if device.physical is not None]
-    usage = GpuUsage(gpus if on_gpu else [])
+    usage = GpuUsage(run.placement.gpus)
     run = replace(run, watch=usage)
     untraced_s = []
     traced = []

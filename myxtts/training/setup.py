@@ -33,7 +33,7 @@ from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
-from myxtts.placement.routes import Placement, Route, first_own_gpu, named_gpus, plan_routes
+from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
@@ -253,8 +253,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     """Plan the routes and set up TensorFlow's devices; raises as `open_run`."""
     settings, gpu_count = config.placement, devices.gpu_count()
     rank, workers = cluster.place_on_host if cluster else (0, 1)
-    first_gpu = first_own_gpu(settings, gpu_count, rank, workers)
-    placement = plan_routes(settings, gpu_count, first_gpu)
+    placement = plan_routes(settings, gpu_count, rank, workers)
     replicas = len(placement.routes)
     if cluster is not None:
         replicas *= cluster.count

@@ -194,8 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(cases: dict[str, list[Path]]) -> dict:
     """Measure the mean of each case's checkpoints on the same held-out utterances, by audio."""
     from myxtts.evaluation.held_out import load_held_out
-    from myxtts.local_sgd.interpolation import make_evaluator
     from myxtts.local_sgd.merge import merge_weights, normalised, read_input
+    from myxtts.local_sgd.verdict import make_evaluator
     from myxtts.placement import devices
 
     placement = devices.configure_default()

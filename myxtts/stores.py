@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from myxtts.errors import DataError, check_packages
-from myxtts.files import cache_folder, cached_folder, remove_partial_files, write_whole
+from myxtts.files import cached_folder, remove_partial_files, write_whole
 
 # Objects that are read at the same time: they mostly wait for the network.
 THREADS = 32
@@ -226,14 +226,6 @@ def stand_in(url: str, name: str) -> Path:
             store.fetch(name, folder / name)
 
     return cached_folder("stores", [url, version], copy)
-
-
-def local_path(base: str, name: str) -> Path:
-    """Return the path of a file or run in a folder; for a URL, in a folder of the user's cache."""
-    if not is_url(base):
-        return Path(base, name)
-    digest = hashlib.sha256(base.rstrip("/").encode()).hexdigest()[:16]
-    return cache_folder() / "runs" / digest / name
 
 
 def base_of(folder: Path) -> str:

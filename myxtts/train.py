@@ -27,7 +27,6 @@ from myxtts.report.alignment import AlignmentWarning
 from myxtts.report.metrics import FIGURES
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import Reporter, RunLog, time_line
-from myxtts.stores import local_path
 from myxtts.tasks.base import Evaluator
 from myxtts.throughput.assess import InputBoundWarning, assess_run
 from myxtts.training import description, loop
@@ -35,7 +34,6 @@ from myxtts.training.checkpoint_files import checkpoint_of
 from myxtts.training.checkpoints import Checkpoints, save_nothing
 from myxtts.training.hooks import CheckDevices, Hook, Observe, Report, StepEnd, worker_report
 from myxtts.training.observation import HeldOutWork, Observer, Snapshot, Throttle, vocoder_loader
-from myxtts.training.run_copy import run_copy
 from myxtts.training.runs import RunFolder
 from myxtts.training.schedule import Observation, due_parts, periods_of, without
 from myxtts.training.setup import TrainingSetup, open_run, resolve_start
@@ -50,9 +48,8 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
     started_s = time.perf_counter()
     cluster = find_cluster(os.environ)
     check_workers_settings(config, cluster)
-    folder = RunFolder(local_path(config.run.runs_dir, config.run.run))
+    folder = RunFolder(config.run.folder)
     with ExitStack() as run_resources:
-        copy = run_resources.enter_context(run_copy(config.run, folder, cluster))
         # Devices. A run folder is locked before anything is read or written, so that of two starts
         # one trains. Several workers lock theirs when they have met: whatever is wrong with one of
         # them, all of them then learn of it.
@@ -102,7 +99,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             settings = f"# threads on this machine: {describe_threads()}\n{dump(config)}"
             write_whole(folder.config, settings.encode())
             checkpoints = resources.enter_context(
-                Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.record, copy)
+                Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.record)
             )
             if checkpoints.is_patience_over:
                 # Even if an observation is pending: the run would not have begun it.

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import tracemalloc
 import unittest
@@ -25,15 +26,8 @@ from myxtts.config.flags import with_values
 from myxtts.config.load import load
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.errors import CheckpointError, ConfigError, DataError
-from myxtts.local_sgd.interpolation import (
-    CRITERIA,
-    InterpolationLine,
-    Measurement,
-    MelDistortion,
-    distortion_db,
-    measure_interpolation,
-)
 from myxtts.local_sgd.merge import layer_distances, layer_table, merge, read_held_out, read_input
+from myxtts.local_sgd.verdict import CRITERIA, Measurement, MelDistortion, Verdict, distortion_db
 from myxtts.training.checkpoint_files import digest_of, latest, read_record, write_checkpoint
 from tests.fixtures import FolderCase, entered, reported
 from tests.tiny import arrays_of, features, on_device
@@ -362,13 +356,11 @@ class LayerDistanceTest(Case):
         self.assertIn("below 0.5) in net/one, net/two: try", layer_table(distances))
 
 
-class InterpolationLineTest(unittest.TestCase):
-    def line(self, *measurements: tuple[float, float], mean=(0.5, 0.5)) -> InterpolationLine:
-        """Return the line of (metric, loss) of the first input, the second and their mean."""
-        ends = (1.0, 0.0), (0.0, 1.0)
-        pairs = zip((*ends, mean), measurements, strict=True)
-        by_coefficients = {coefficients: Measurement(*values) for coefficients, values in pairs}
-        return InterpolationLine(["A", "B"], mean, ends, by_coefficients, CRITERIA["asr"], "note")
+class VerdictTest(unittest.TestCase):
+    def verdict(self, *measurements: tuple[float, float]) -> Verdict:
+        """Return the verdict on (metric, loss) of the first input, the second and their mean."""
+        first, second, merged = (Measurement(*values) for values in measurements)
+        return Verdict({"A": first, "B": second}, merged, CRITERIA["asr"], "note")
 
     def test_the_metric_decides_or_the_loss_if_the_metrics_are_equal(self):
         for measurements, better in (
@@ -382,42 +374,12 @@ class InterpolationLineTest(unittest.TestCase):
             (((0.2, 1.0), (0.3, 0.8), (0.2021, 0.5)), 0),
         ):
             with self.subTest(measurements=measurements):
-                found, verdict = self.line(*measurements).verdict()
+                found, sentence = self.verdict(*measurements).better_input()
                 self.assertEqual(found, better)
-                self.assertIn("as good as" if better is None else "which are kept", verdict)
-        _, verdict = self.line((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).verdict()
+                self.assertIn("as good as" if better is None else "which are kept", sentence)
+        _, sentence = self.verdict((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).better_input()
         values = "of B (character error rate 0.100, loss 0.9000 against character error rate 0.200"
-        self.assertIn(values, verdict)
-
-    def test_table_rows_are_in_the_order_of_the_line(self):
-        line = self.line((0.2, 1.0), (0.3, 0.8), (0.25, 0.9), mean=(0.25, 0.75))
-        rows = ["| 0 | A | 0.200 | 1.0000 |", "| 0.75 | merged | 0.250 | 0.9000 |"]
-        self.assertEqual(line.table().splitlines()[2:5], [*rows, "| 1 | B | 0.300 | 0.8000 |"])
-
-    def test_line_of_three_inputs_runs_from_the_best_to_the_mean_without_repeated_measurements(
-        self,
-    ):
-        evaluated = []
-
-        def evaluate(coefficients):
-            evaluated.append(coefficients)
-            # Lowest for the mean; equal for all single inputs.
-            return Measurement(abs(coefficients[1] - 0.5), 1.0)
-
-        source = mock.Mock(checkpoint=mock.Mock(path=Path("p")))
-        with (
-            mock.patch("myxtts.local_sgd.interpolation.make_evaluator", return_value=evaluate),
-            mock.patch("myxtts.placement.devices.configure"),
-        ):
-            mean = (0.25, 0.5, 0.25)
-            line = measure_interpolation([source] * 3, mean, [0] * 4, Config(), Path())
-        single = [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)]
-        self.assertEqual(line.ends, (single[0], mean))
-        self.assertEqual(evaluated[:4], [*single, mean])
-        between = [(0.8125, 0.125, 0.0625), (0.625, 0.25, 0.125), (0.4375, 0.375, 0.1875)]
-        self.assertEqual(evaluated[4:], between)
-        off_the_line = [row for row in line.table().splitlines() if row.startswith("| – |")]
-        self.assertEqual(len(off_the_line), 2)
+        self.assertIn(values, sentence)
 
     def test_distortion_is_0_for_the_same_sounds_and_infinite_for_non_finite_mels(self):
         mel = np.random.default_rng(0).normal(-5, 2, (20, 80)).astype(np.float32)
@@ -492,9 +454,9 @@ class ASRRuns(unittest.TestCase):
         self.assertEqual(code, 1, out)
         kept = latest(working / "checkpoints")
         self.assertIn(f"worse than those of {kept} (", logs.output[0])
-        self.assertIn("| 0 | ", out)
-        self.assertEqual(out.count("\n| 0"), 4)  # 0, ¼, ½, ¾
-        self.assertIn("| 0.5 | merged |", out)
+        rows = [str(latest(run / "checkpoints")) for run in (silent, working)]
+        found = re.findall(r"^\| (.+) \| \S+ \| \S+ \|$", out, re.MULTILINE)
+        self.assertEqual(found[-3:], [*rows, "merged"])
         checkpoint = latest(self.merged / "checkpoints")
         state = read_record(checkpoint)
         self.assertEqual(state.kept_input, str(kept))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from myxtts.commands import parser as parsers
 from myxtts.commands.parser import CommandParser, add_flag, add_switch, bounded, settings_parser
-from myxtts.config.load import check_local
 from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import visible_gpus
@@ -71,8 +70,7 @@ def main(
 ) -> int:
     parser = make_parser(prog)
     config, options = read_settings(parser, argv)
-    check_local(config.run.runs_dir, "--runs-dir")
-    folder = Path(config.run.runs_dir) / config.run.run
+    folder = config.run.folder
     if options.status or options.stop:
         print(status_report(folder) if options.status else stop_launcher(folder))
         return 0

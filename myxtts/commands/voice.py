@@ -26,7 +26,6 @@ from myxtts.commands import inspect
 from myxtts.commands import parser as flags
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, command_line, with_values
-from myxtts.config.load import check_local
 from myxtts.config.schema import Config
 from myxtts.data.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
 from myxtts.distributed.processes import (
@@ -72,7 +71,6 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     minutes = "time to train, on this machine (default 60)"
     flags.add_flag(parser, "--minutes", minutes, flags.bounded(float, 0.1), "N", default=60.0)
     config, options = flags.read_settings(parser, argv)
-    check_local(config.run.runs_dir, "--runs-dir")
     if config.data.train_data is None:
         raise ConfigError(
             "a voice is to be made of a corpus, but none was given. Give one with --train-data;"

@@ -20,12 +20,12 @@ from myxtts.config.checks import check_settings, inactive_settings
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 from myxtts.errors import ConfigError
-from myxtts.stores import is_url, local_path, open_store
+from myxtts.stores import is_url
 
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
 # Settings that may be URLs.
-URLS = ("train_data", "val_data", "runs_dir", "init_from")
+URLS = ("train_data", "val_data", "init_from")
 DEFAULTS = "defaults"  # key of the files that a file builds on
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "[0-9](?:_?[0-9])*"
@@ -176,11 +176,8 @@ def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:
 
     Raises ConfigError if there is no such run, unless it may be new and has a name of its own.
     """
-    file = local_path(runs_dir, run) / RUN_CONFIG
-    if is_url(runs_dir) and (store := open_store(f"{runs_dir.rstrip('/')}/{run}")).version(
-        RUN_CONFIG
-    ):
-        store.fetch(RUN_CONFIG, file)
+    check_local(runs_dir, "--runs-dir")
+    file = Path(runs_dir, run, RUN_CONFIG)
     if file.is_file():
         return file
     near = nearest(run, [each.parent.name for each in file.parents[1].glob(f"*/{RUN_CONFIG}")])

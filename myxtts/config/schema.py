@@ -11,6 +11,7 @@ them. A section may have needs and marks for all of its settings.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -472,6 +473,10 @@ class RunConfig(Section):
     """What makes a checkpoint the best: `loss`, the lowest validation loss; or what is heard,
     measured by evaluate_every: `dnsmos`, the highest DNSMOS of a `tts`, or `cer`, the lowest
     character error rate of an `asr`, or of a `tts` by evaluate_asr."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.runs_dir, self.run)
 
     @property
     def uses_held_out(self) -> bool:

@@ -50,7 +50,7 @@ from myxtts.data.parquet import load_pyarrow
 from myxtts.data.rows import Row
 from myxtts.errors import DataError
 from myxtts.files import make_folder
-from myxtts.stores import Store, is_url, local_path, member_of, open_store
+from myxtts.stores import Store, is_url, member_of, open_store
 from myxtts.text import espeak
 
 # How many frames a text needs depends on the task, and is checked in training.
@@ -90,8 +90,9 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
     )
     rejected += rows.rejected
     name = "" if parts == 1 else f"-{part:05d}-of-{parts:05d}"
-    listing = local_path(out, f"rejected{name}.csv")
-    listing.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="myxtts-pack-") if is_url(out) else out)
+    folder.mkdir(parents=True, exist_ok=True)
+    listing = folder / f"rejected{name}.csv"
     report_rejected(rejected, [(rows, manifest)], data.max_rejected, listing)
     if is_url(out):
         store.put(listing.name, listing)

@@ -289,14 +289,13 @@ def merge(
         better = None
         if held_out is not None:
             # This imports TensorFlow, which takes seconds.
-            from myxtts.local_sgd.interpolation import measure_interpolation
+            from myxtts.local_sgd.verdict import judge
 
-            mean = tuple(normalised(weights))
-            line = measure_interpolation(inputs, mean, held_out, configs[0], folder)
-            better, verdict = line.verdict()
+            verdict = judge(inputs, tuple(normalised(weights)), held_out, configs[0], folder)
+            better, sentence = verdict.better_input()
             level = logging.INFO if better is None else logging.WARNING
-            print(line.table())
-            log.log(level, "verdict        %s", verdict)
+            print(verdict.table())
+            log.log(level, "verdict        %s", sentence)
         if better is not None:
             shutil.rmtree(folder / "checkpoints")
             weights = [float(index == better) for index in range(len(inputs))]

@@ -17,7 +17,6 @@ from myxtts.errors import PlacementError
 from myxtts.placement.devices import check_xla_flags
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
-from myxtts.stores import local_path
 from myxtts.tf_internals import has_cuda_gpus
 
 # A checkout that is not installed has no metadata of a package.
@@ -66,7 +65,7 @@ def check_prerequisites(config: Config) -> Iterator[Check]:
         gpus = len(tf.config.list_physical_devices("GPU"))
         yield from check_gpu_software(plan_routes(config.placement, gpus))
     yield check_packages(package_requirements())
-    runs_dir = local_path(config.run.runs_dir, config.run.run).parent
+    runs_dir = Path(config.run.runs_dir)
     folder = existing_parent(runs_dir)
     error = write_error(folder)
     yield required(

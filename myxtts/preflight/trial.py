@@ -25,7 +25,6 @@ from myxtts.placement.audit import audit, require_device
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
-from myxtts.stores import local_path
 from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training.description import describe_batch, out_of_memory
@@ -137,7 +136,7 @@ def check_disk_space(state: TrainingState, config: Config) -> Check:
     variables = chain.from_iterable(group.values() for group in state.variables().values())
     size_mib = sum(v.shape.num_elements() * v.dtype.size for v in variables) / 2**20
     count = config.run.keep_checkpoints + 2
-    folder = existing_parent(local_path(config.run.runs_dir, config.run.run))
+    folder = existing_parent(config.run.folder)
     free_mib = shutil.disk_usage(folder).free / 2**20
     needed_mib = count * size_mib + MIN_FREE_MIB
     return required(

@@ -19,12 +19,10 @@ from myxtts.distributed.cluster import find_cluster
 from myxtts.distributed.processes import child_setup, exit_at_sigterm
 from myxtts.errors import OutOfMemory, PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
-from myxtts.stores import local_path
 from myxtts.throughput import planner
 from myxtts.throughput.assess import SHARED
 from myxtts.throughput.model import LETTERS, QueueDepths
 from myxtts.throughput.planner import Prediction, Speeds, StageProfile
-from myxtts.training.run_copy import fetch_run
 from myxtts.training.runs import RunFolder, TrainedRun
 
 # They take some seconds with a large model.
@@ -70,8 +68,7 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
             " one machine. Give all workers the same placement with --data-gpu, --model-gpu or"
             " --model-gpus."
         )
-    folder = RunFolder(local_path(config.run.runs_dir, config.run.run))
-    fetch_run(config.run, folder)
+    folder = RunFolder(config.run.folder)
     folder.check_not_existing(config.run.resume)
     gpus = config.placement.simulate_gpus
     if not gpus:
@@ -154,7 +151,7 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     """
     if not config.run.resume:
         return None
-    resumed = TrainedRun.newest(local_path(config.run.runs_dir, config.run.run))
+    resumed = TrainedRun.newest(config.run.folder)
     if resumed is None:
         return None
     placement = resumed.record.settings.placement

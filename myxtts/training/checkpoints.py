@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from myxtts.errors import CheckpointError, DataError
+from myxtts.errors import CheckpointError
 from myxtts.files import partial_folder_of
 from myxtts.report.metrics import FIGURES
 from myxtts.training import checkpoint_files
@@ -58,20 +58,16 @@ class Checkpoints:
     """The newest `keep` checkpoints of a run and the best; a thread writes them during training.
 
     A context manager: leaving it waits for the checkpoint that is being written, unless a second
-    Ctrl-C ends the program. The thread also calls `copy`, which copies what is written elsewhere.
+    Ctrl-C ends the program.
     """
 
-    def __init__(
-        self, folder: Path, keep: int, record: Record, copy: Callable[[], None] = lambda: None
-    ):
+    def __init__(self, folder: Path, keep: int, record: Record):
         self._folder = folder
         self._keep = keep
         self._record = record
-        self._copy = copy
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
         self._failure: CheckpointError | None = None
-        self._copy_failure: CheckpointError | None = None
         self._protected: set[Path] = set()  # could not be removed
         self._figure = FIGURES[record.settings.run.select_by]
         self.best: Best | None = None
@@ -162,8 +158,8 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until the newest checkpoint is on the disk; raise CheckpointError if it refused."""
         self.wait()
-        if failure := self._failure or self._copy_failure:
-            raise failure
+        if self._failure:
+            raise self._failure
 
     @property
     def is_patience_over(self) -> bool:
@@ -219,7 +215,6 @@ class Checkpoints:
             except (OSError, CheckpointError) as error:
                 log.error("%s A run that resumes from it validates step %d again.", error, step)
         self._prune(needed)
-        self._copy_elsewhere()
 
     def _write(self, target: Path, groups: Groups, record: Record, needed: set[int]) -> None:
         """Write a copy, in the thread."""
@@ -242,18 +237,6 @@ class Checkpoints:
         else:
             self._failure = None
             self._prune(needed)
-            self._copy_elsewhere()
-
-    def _copy_elsewhere(self) -> None:
-        self._copy_failure = None
-        try:
-            self._copy()
-        except DataError as error:
-            self._copy_failure = CheckpointError(
-                f"the newest checkpoint is in {self._folder} alone: {error} --resume on this"
-                " machine copies it."
-            )
-            log.error("%s If the run goes on, it tries again at its next checkpoint.", error)
 
     def _needed_steps(self, state: TrainingState) -> set[int]:
         """Return the steps whose checkpoints are kept however old they are."""

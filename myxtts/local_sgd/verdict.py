@@ -1,7 +1,4 @@
-"""Validation of merged weights: the inputs of a merge, their mean, and points on the line between.
-
-See Goodfellow et al. 2015, "Qualitatively characterizing neural network optimization problems".
-"""
+"""Validation of merged weights: whether the mean is as good as the best input of a merge."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +31,6 @@ from myxtts.training.observation import Validation
 from myxtts.training.runs import TrainedRun, open_teacher, teacher_loader
 from myxtts.training.setup import typical_sizes
 
-POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_SYNTHESIZED = 16
 # A mean counts as equal to an input if it is worse by less than this fraction: three merges of TTS
 # runs were worse by 0.06, 0.14 and 0.23 % on 16 utterances, and the best of several inputs is also
@@ -75,93 +71,62 @@ class Measurement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InterpolationLine:
-    """Measurements of the inputs, of their mean and of points on a line between two of these.
+class Verdict:
+    """Measurements of the inputs, by their names, and of their mean.
 
-    `names` are those of the inputs; `note` says what the weights were measured on.
+    `note` says what the weights were measured on.
     """
 
-    names: Sequence[str]
-    mean: Coefficients
-    ends: tuple[Coefficients, Coefficients]
-    measurements: Mapping[Coefficients, Measurement]
+    inputs: Mapping[str, Measurement]
+    merged: Measurement
     criterion: Criterion
     note: str
 
-    def verdict(self) -> tuple[int | None, str]:
+    def better_input(self) -> tuple[int | None, str]:
         """Return the index of an input that is better than the mean, if one is, and a sentence."""
-        single = [one_hot(index, len(self.names)) for index in range(len(self.names))]
-        best = min(range(len(single)), key=lambda index: self.measurements[single[index]])
-        measured = self.measurements[self.mean], self.measurements[single[best]]
+        names, measurements = [*self.inputs], [*self.inputs.values()]
+        best = measurements.index(min(measurements))
+        measured = self.merged, measurements[best]
         # Metrics of few utterances may be the same; the loss then decides.
         column = int(measured[0].metric == measured[1].metric)
         merged, lowest = measured[0][column], measured[1][column]
         label = self.criterion.label
         values = [f"{label} {metric:.3f}, loss {loss:.4f}" for metric, loss in measured]
-        found = f"those of {self.names[best]} ({' against '.join(values)})"
+        found = f"those of {names[best]} ({' against '.join(values)})"
         if merged > lowest + TOLERANCE * abs(lowest):
             return best, f"the merged weights are worse than {found}, which are kept instead"
         return None, f"the merged weights are as good as {found}"
 
     def table(self) -> str:
-        """Return a Markdown table in the order of the line."""
-        lines = [f"| position | weights | {self.criterion.label} | loss |", "|---|---|---|---|"]
-        known = [(one_hot(i, len(self.names)), name) for i, name in enumerate(self.names)]
-        known.append((self.mean, "merged"))
-        rows = sorted(self.measurements.items(), key=lambda row: self._position(row[0]))
-        for coefficients, (metric, loss) in rows:
-            position = self._position(coefficients)
-            label = "–" if position < 0 else f"{position:.4g}"
-            weights = " = ".join(name for point, name in known if point == coefficients)
-            lines.append(f"| {label} | {weights} | {metric:.3f} | {loss:.4f} |")
+        """Return a Markdown table."""
+        lines = [f"| weights | {self.criterion.label} | loss |", "|---|---|---|"]
+        for name, (metric, loss) in [*self.inputs.items(), ("merged", self.merged)]:
+            lines.append(f"| {name} | {metric:.3f} | {loss:.4f} |")
         return "\n".join([*lines, "", f"- {self.note}", ""])
 
-    def _position(self, coefficients: Coefficients) -> float:
-        """Return the position on the line, from 0 to 1; -1 if the point is not on it."""
-        start, end = map(np.array, self.ends)
-        direction = end - start
-        offset = np.array(coefficients) - start
-        position = float(offset @ direction / (direction @ direction)) if direction.any() else 0.0
-        return position if np.allclose(start + position * direction, coefficients) else -1.0
 
-
-def one_hot(index: int, count: int) -> Coefficients:
-    """Return the coefficients of one input alone."""
-    return tuple(float(index == place) for place in range(count))
-
-
-def measure_interpolation(
+def judge(
     inputs: Sequence[TrainedRun],
     mean: Coefficients,
     held_out: Manifest,
     config: Config,
     folder: Path,
-) -> InterpolationLine:
-    """Measure the inputs, their mean and a line, each weights once, on GPU 0 or else the CPU.
+) -> Verdict:
+    """Measure the inputs and their mean on GPU 0 or else the CPU.
 
-    The line goes from the first to the second of two inputs, or from the best one of several to the
-    mean. Settings and folder are those of the merged run.
+    Settings and folder are those of the merged run.
     """
     placement = devices.configure_default()
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
-    single = [one_hot(index, len(inputs)) for index in range(len(inputs))]
-    measurements = {coefficients: evaluate(coefficients) for coefficients in (*single, mean)}
-    if len(inputs) == 2:
-        ends = single[0], single[1]
-    else:
-        ends = min(single, key=measurements.__getitem__), mean
-    for position in POSITIONS:
-        pairs = zip(*ends, strict=True)
-        point = tuple((1.0 - position) * left + position * right for left, right in pairs)
-        if not any(np.allclose(point, known, atol=0.01) for known in measurements):
-            measurements[point] = evaluate(point)
+    single = [tuple(map(float, row)) for row in np.eye(len(inputs))]
+    names = [str(source.checkpoint.path) for source in inputs]
+    measurements = dict(zip(names, map(evaluate, single), strict=True))
     criterion = CRITERIA[config.model.task]
     note = (
         f"{len(held_out)} utterances of {config.data.val_data}, with the weights that inference"
         f" uses{criterion.note}"
     )
-    names = [str(source.checkpoint.path) for source in inputs]
-    return InterpolationLine(names, mean, ends, measurements, criterion, note)
+    return Verdict(measurements, evaluate(mean), criterion, note)
 
 
 def make_evaluator(

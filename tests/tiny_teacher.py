@@ -14,8 +14,8 @@ from myxtts.commands import train
 from myxtts.data.dataset import load_corpora
 from myxtts.data.features import FeatureExtractor
 from myxtts.data.pipeline import ProduceFunction
-from myxtts.local_sgd.interpolation import Coefficients, Measurement, make_evaluator
 from myxtts.local_sgd.merge import read_input
+from myxtts.local_sgd.verdict import Coefficients, Measurement, make_evaluator
 from myxtts.models.teacher import TeacherModel
 from myxtts.placement.audit import audit
 from myxtts.tasks.alignment_choice import search_of

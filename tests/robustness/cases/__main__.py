@@ -1,4 +1,4 @@
-"""Give the program what people met: odd texts, metadata and sound files.
+"""Give the program what people met: odd texts, metadata, sound files and requests.
 
     python -m tests.robustness.cases [--only TEXT] [--clips FOLDER]
 
@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.robustness.cases import Lab, files, found_in, metadata, texts
+from tests.robustness.cases import Lab, files, found_in, metadata, server, texts
 
-SUBJECTS = texts, metadata, files
+SUBJECTS = texts, metadata, files, server
 SHOWN = 200
 
 

@@ -17,9 +17,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.robustness.cases import Lab, files, found_in, metadata, server, texts
+from tests.robustness.cases import (
+    Lab,
+    files,
+    found_in,
+    metadata,
+    processes,
+    server,
+    synthesis,
+    texts,
+)
 
-SUBJECTS = texts, metadata, files, server
+SUBJECTS = texts, metadata, files, synthesis, server, processes
 SHOWN = 200
 
 

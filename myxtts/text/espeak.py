@@ -55,8 +55,12 @@ _COMPOSED = {
     for letter in map(chr, [*range(0x958, 0x960), 0x9DC, 0x9DD, 0x9DF])
 }
 _WITH_NUKTA = re.compile(".[\u093c\u09bc]")
-# espeak-ng reads only these as Nepali.
-_DIGITS = {"ne": str.maketrans("0123456789", "०१२३४५६७८९")}
+# espeak-ng reads only these as Nepali, and leaves out letters of Arabic and Urdu that look alike.
+_SPELLINGS = {
+    "ne": str.maketrans("0123456789", "०१२३४५६७८९"),
+    "ar": str.maketrans("کی", "كي"),
+    "ur": str.maketrans("كيى", "کیی"),
+}
 _DEFAULT_DIALECT = {"en": "en-us"}
 _PACKAGE = "espeakng-loader"
 
@@ -140,7 +144,7 @@ class Espeak:
 
     def marked_phonemes(self, text: str, language: str) -> str:
         """Return the same with its language switches: (en)wˈɪndəʊz(ru)."""
-        text = text.translate(_DIGITS.get(canonical_code(language), {}))
+        text = text.translate(_SPELLINGS.get(canonical_code(language), {}))
         with self._lock:
             self._select(language)
             return " ".join(self._clauses(text)).strip()

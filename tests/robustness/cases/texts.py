@@ -124,6 +124,7 @@ MARKS = (
     ("he", "\u05e4\u05bc\u05b4\u05d9\u05dc", "pˈijl"),
     ("he", "\u05db\u05bc\u05b7\u05d1\u05bc\u05b7\u05d0\u05d9", "kabˈaʔi"),
     ("he", "\u05e1\u05b5\u05e4\u05b6\u05e8", "sˈefer"),
+    ("he", "\u05d0\u05b4\u05e9\u05c1\u05bc\u05b8\u05d4", "ʔˈiʃah"),
     ("vi", "Tiếng", "t̪ˈiɛɜŋ"),
 )
 

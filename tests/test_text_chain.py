@@ -298,6 +298,7 @@ class Named(unittest.TestCase):
     def test_what_can_be_read_is_no_fault(self):
         for language, written in (
             ("en", "BBC DVD GmbH hmm, café naïve Straße Erdoğan Łódź, the α and λ calculus"),
+            ("en", "Where is Ceaușescu"),
             ("de", "Łódź, γεια, 안녕, BBC, GmbH"),
             ("ru", "Я люблю Windows, iPhone, Wi-Fi и BBC"),
             ("fa", "سلام hello ۱۲۳ Windows NT"),

@@ -55,7 +55,7 @@ MAX_REST_BYTES = 1_600
 CONTAINERS = (b"RIFF", b"RF64", b"riff", b"FORM", b"caff", b".snd", b"fLaC", b"OggS")
 LAYOUTS = (b"WAVE", b"AIFF", b"AIFC")
 JOINED = "another recording follows in the same file; split or convert it"
-NO_LENGTH = "its header does not say how long it is; write the file again"
+NO_LENGTH = "its header does not say how long it is; convert it to WAV or FLAC"
 RATE_LIMITS_HZ = (1_000, 768_000)
 # Per channel: all channels of a long recording may not fit into memory.
 BLOCK_SAMPLES = 65_536

@@ -47,6 +47,8 @@ _LONG_NUMBER = re.compile(r"\d[\d.]{19,}")
 # Arabic shadda; Hebrew shin dot, sin dot and dagesh. By canonical class, as in Unicode's UTR 53.
 _BEFORE_VOWELS = {33: 1, 24: 2, 25: 3, 21: 4}
 _SEVERAL_MARKS = re.compile("[\u05b0-\u05c7\u064b-\u065f\u0670]{2,}")
+# A dagesh behind other letters is not heard. espeak-ng spells words for it (אִשָּׁה), or adds vowels.
+_SILENT_DAGESH = re.compile("(?<![בגדוכךפ])\u05bc")
 # Accents of Hebrew and pauses of Arabic recitation.
 _UNSPOKEN = re.compile("[\u0591-\u05af\u05bd\u05bf\u06d6-\u06dc\u06df-\u06e4\u06e7-\u06ed]")
 # NFC decomposes these letters of Hindi and Bengali. Without them ড়া and য়া have no vowel.
@@ -55,8 +57,12 @@ _COMPOSED = {
     for letter in map(chr, [*range(0x958, 0x960), 0x9DC, 0x9DD, 0x9DF])
 }
 _WITH_NUKTA = re.compile(".[\u093c\u09bc]")
-# espeak-ng reads only these as Nepali.
-_DIGITS = {"ne": str.maketrans("0123456789", "०१२३४५६७८९")}
+# espeak-ng reads only these as Nepali, and leaves out letters of Arabic and Urdu that look alike.
+_SPELLINGS = {
+    "ne": str.maketrans("0123456789", "०१२३४५६७८९"),
+    "ar": str.maketrans("کی", "كي"),
+    "ur": str.maketrans("كيى", "کیی"),
+}
 _DEFAULT_DIALECT = {"en": "en-us"}
 _PACKAGE = "espeakng-loader"
 
@@ -140,7 +146,7 @@ class Espeak:
 
     def marked_phonemes(self, text: str, language: str) -> str:
         """Return the same with its language switches: (en)wˈɪndəʊz(ru)."""
-        text = text.translate(_DIGITS.get(canonical_code(language), {}))
+        text = text.translate(_SPELLINGS.get(canonical_code(language), {}))
         with self._lock:
             self._select(language)
             return " ".join(self._clauses(text)).strip()
@@ -357,7 +363,8 @@ def _utf8(text: str) -> bytes:
     text = _WITH_NUKTA.sub(lambda letter: _COMPOSED.get(letter[0], letter[0]), text)
     # U+05C7 is a variant of the vowel U+05B8.
     text = _UNSPOKEN.sub("", text).replace("\u05c7", "\u05b8")
-    return _LONG_NUMBER.sub(without_dots, _SEVERAL_MARKS.sub(_in_order, text)).encode()
+    text = _SILENT_DAGESH.sub("", _SEVERAL_MARKS.sub(_in_order, text))
+    return _LONG_NUMBER.sub(without_dots, text).encode()
 
 
 def _in_order(marks: re.Match) -> str:

@@ -32,7 +32,7 @@ _JOINERS = "\u200c\u200d"
 SPELLINGS = str.maketrans(
     {
         **dict.fromkeys("“”„‟«»〝〞", '"'),
-        **dict.fromkeys("‘’‚‛‹›ʼ", "'"),
+        **dict.fromkeys("‘’‚‛‹›ʼʾʿ", "'"),
         **dict.fromkeys("‐‑‒–−﹣－־", "-"),
         **dict.fromkeys("―⸺", "—"),
         **dict.fromkeys("،、，", ", "),
@@ -46,7 +46,7 @@ SPELLINGS = str.maketrans(
     }
 )
 # Compatibility characters that a later stage reads (№ µ ﷼ …), and Thai, Lao and Korean letters.
-_KEPT = frozenset("№µ﷼…ำຳ").union(map(chr, range(0x3131, 0x318F)))
+_KEPT = frozenset("№µ﷼…ำຳ½¼¾⅓⅔").union(map(chr, range(0x3131, 0x318F)))
 # Pictures with what belongs to their sequences, and other variation selectors and keycaps.
 _PICTURES = "\U0001f000-\U0001f0ff\U0001f170-\U0001faff☀-♨♰-❵➔-➿⬅-⭕⌚⌛⏩-⏺"
 _SELECTORS = "\ufe00-\ufe0f\u20e3\U000e0100-\U000e01ef"
@@ -54,6 +54,12 @@ EMOJI = re.compile(
     rf"(?:[{_PICTURES}]|[^\d\s#*]\ufe0f)[{_PICTURES}{_SELECTORS}\u200d\U000e0020-\U000e007f]*"
     rf"|[{_SELECTORS}]"
 )
+# Letters of two scripts that look alike, and words that have both scripts: Ukrainian вiн.
+_CYRILLIC = "аеорсухіјѕһәёїӑӗҫАВЕКМНОРСТУХІЈЅЁЇӐӖҪ"
+_LATIN = "aeopcyxijshəëïăĕçABEKMHOPCTYXIJSËÏĂĔÇ"
+_IN_CYRILLIC, _IN_LATIN = str.maketrans(_LATIN, _CYRILLIC), str.maketrans(_CYRILLIC, _LATIN)
+_MIXED = re.compile(rf"(?<!\w)(?=[^\W\d_]*[Ѐ-ӿ])(?=[^\W\d_]*[{_LATIN}])[^\W\d_]+")
+_ABBREVIATION = re.compile("[A-Z]{2}")  # SMSка
 _PHONEMES = re.compile(f"({PHONEMES})")
 _WORD = re.compile(rf'[^\s{PUNCTUATION}()"—]+')
 # A letter before a digit, a sign or a bracket (A4, A-4, A+), behind a digit (3a), in quotes, and a
@@ -218,7 +224,7 @@ def normalise_text(text: str) -> str:
     text = " ".join(text.split())
     if not text.isascii():
         text = _around_phonemes(_in_plain_characters, text)
-    text = unicodedata.normalize("NFC", text).translate(SPELLINGS)
+    text = _MIXED.sub(_in_one_script, unicodedata.normalize("NFC", text).translate(SPELLINGS))
     text = "".join(
         c for c in text if unicodedata.category(c) not in ("Cc", "Cf", "Cs") or c in _JOINERS
     )
@@ -238,6 +244,16 @@ def _in_plain_characters(text: str) -> str:
     return re.sub("(?<=[0-9])[：，](?=[0-9])", lambda mark: {"：": ":", "，": ","}[mark[0]], text)
 
 
+def _in_one_script(mixed: re.Match) -> str:
+    """Return a word in one script, that of most letters first, if the others look like its own."""
+    word = mixed[0]
+    tables = [_IN_CYRILLIC, _IN_LATIN]
+    if sum(character < "Ѐ" for character in word) > len(word) / 2:
+        tables.reverse()
+    plain = [word.translate(table) for table in tables if not _ABBREVIATION.search(word)]
+    return next((one for one in plain if not _MIXED.search(one)), word)
+
+
 @cache
 def _plain(character: str) -> str:
     if unicodedata.category(character) == "Nd":
@@ -246,14 +262,14 @@ def _plain(character: str) -> str:
     is_read = (
         character in _KEPT
         or ord(character) in SPELLINGS
-        # Spacing accents (´), ½, and ², ™ and º, but not the letters of 5ᵗʰ.
+        # Spacing accents (´), and ², ™ and º, but not the letters of 5ᵗʰ.
         or points[:1] == ["0020"]
-        or form == "<fraction>"
         or (form in ("<super>", "<sub>") and unicodedata.category(character) != "Lm")
     )
     if is_read or not form.startswith("<"):
         return character
-    return "".join(_plain(chr(int(point, 16))) for point in points)
+    plain = "".join(_plain(chr(int(point, 16))) for point in points)
+    return f" {plain}" if form == "<fraction>" else plain  # 1⅛
 
 
 def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:

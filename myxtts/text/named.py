@@ -87,7 +87,7 @@ def _fault(word: str, language: str) -> str:
         or any(len(name) > 3 and name in ipa for name in _names_of_marks(word, language))
         or (is_number and switch)
         # â of Persian in Latin letters, which is read as English.
-        or (is_own and by == "en")
+        or (is_own and switch and by == "en")
         # The name of a single letter is its reading: α.
         or (is_foreign and (switch or len(word) > 1))
         # Letter by letter, though its language reads the word: hello in Japanese.

@@ -19,10 +19,19 @@ READ_AS = {
         ("en", "①, ②", "one, two"),
         ("en", "３㎞ and 5 ㎏ at 20 ℃", "three kilometers and five kilograms at twenty degrees Celsius"),
         ("en", "½ cup, x² and H₂O", "one half cup, x two and H two O"),
+        ("en", "⅛ cup and 1⅜ cups", "one eighth cup and one and three eighths cups"),
         ("nl", "Ĳsbeer", "IJsbeer"),
         ("hr", "ǆep", "džep"),
         ("de", "ﬂießend ﬁnden ſo", "fließend finden so"),
         ("ru", "№ ５", "номер пять"),
+    ),
+    "letters of another script that look alike": (
+        ("uk", "Bін і вiн, їх iм'я", "Він і він, їх ім'я"),
+        ("kk", "Сəлем", "Сәлем"),
+        ("cv", "çăкăр", "ҫӑкӑр"),
+        ("en", "Тhe сat", "The cat"),
+        ("ur", "كتاب ميں", "کتاب میں"),
+        ("ar", "کیف حالک", "كيف حالك"),
     ),
     "digits": (
         ("en", "١٢٣ apples", "one hundred and twenty three apples"),
@@ -115,6 +124,7 @@ MARKS = (
     ("he", "\u05e4\u05bc\u05b4\u05d9\u05dc", "pˈijl"),
     ("he", "\u05db\u05bc\u05b7\u05d1\u05bc\u05b7\u05d0\u05d9", "kabˈaʔi"),
     ("he", "\u05e1\u05b5\u05e4\u05b6\u05e8", "sˈefer"),
+    ("he", "\u05d0\u05b4\u05e9\u05c1\u05bc\u05b8\u05d4", "ʔˈiʃah"),
     ("vi", "Tiếng", "t̪ˈiɛɜŋ"),
 )
 

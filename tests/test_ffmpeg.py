@@ -18,6 +18,9 @@ from tests.fixtures import FolderCase
 
 # File: rate, and what ffmpeg is asked to encode.
 ENCODED = {
+    # What speech services and `ffmpeg -f mp3 -` stream: no header says how long they are.
+    "streamed.mp3": (44_100, ("-write_xing", "0", "-ar", "44100", "-b:a", "64k")),
+    "untagged.mp3": (22_050, ("-write_xing", "0", "-id3v2_version", "0")),
     "a.g722": (16_000, ("-ar", "16000")),
     "opus.mp4": (48_000, ("-c:a", "libopus", "-ar", "48000")),
     "a.M4A": (44_100, ("-c:a", "aac", "-ar", "44100", "-f", "ipod")),
@@ -53,7 +56,7 @@ class Decoded(FolderCase):
                 pcm = read_pcm(path)
                 # The tone is there, whatever the delay of the codec.
                 level = np.std(pcm[4_000:18_000]) / np.std(self.pcm)
-                self.assertAlmostEqual(level, 1.0, delta=0.03)
+                self.assertAlmostEqual(level, 1.0, delta=0.06)
                 self.assertEqual(np.abs(np.fft.rfft(pcm[4_000:18_000])).argmax(), 223)
                 with mock.patch("subprocess.run") as run:
                     np.testing.assert_array_equal(read_pcm(path), pcm)

@@ -46,6 +46,7 @@ PLAIN_CHUNKS = (b"fmt ", b"data", b"LIST", b"fact", b"JUNK", b"PAD ", b"id3 ", b
 LENGTHS = re.compile(r"(?:data|Data Size|SSND|riff|Riff size) *: (\d+) \(should be (\d+)\)")
 # The first frame of an MP3 file, as Xing and LAME write it: flags, number of frames, bytes.
 XING = re.compile(rb"\xff[\xe0-\xff].{2,4}?\0+(?:Xing|Info)\0\0\0(.)(.{4})(.{4})", re.DOTALL)
+MPEG = re.compile(rb"\xff[\xe2-\xff]")
 XING_BYTES, HAS_FRAMES, HAS_BYTES = 64, 1, 2
 # All streams of an OGG file begin here, and one of LAYOUTS says its length in bytes 4 to 7.
 FIRST_PAGES_BYTES = 1024
@@ -55,7 +56,7 @@ MAX_REST_BYTES = 1_600
 CONTAINERS = (b"RIFF", b"RF64", b"riff", b"FORM", b"caff", b".snd", b"fLaC", b"OggS")
 LAYOUTS = (b"WAVE", b"AIFF", b"AIFC")
 JOINED = "another recording follows in the same file; split or convert it"
-NO_LENGTH = "its header does not say how long it is; convert it to WAV or FLAC"
+NO_LENGTH = "its header does not say how long it is; install ffmpeg, or convert it"
 RATE_LIMITS_HZ = (1_000, 768_000)
 # Per channel: all channels of a long recording may not fit into memory.
 BLOCK_SAMPLES = 65_536
@@ -130,7 +131,7 @@ def read_header(path: str) -> AudioHeader:
                 raise UnusableAudio("unreadable", "a pointer of Git LFS; `git lfs pull` gets it")
             is_wav = (start[:4], start[8:]) == (b"RIFF", b"WAVE")
             header = _native_header(file, size) if is_wav else None
-            decoded = path if header or member else libsndfile_path(path)
+            decoded = path if header or member else _decodable(path)
             with open(decoded, "rb", 0) if decoded != path else nullcontext(file) as sound:
                 header = header or _libsndfile_header(sound)
     except UnusableAudio:
@@ -223,7 +224,7 @@ def _libsndfile_header(file: BinaryIO) -> AudioHeader:
     file.seek(0)
     start = file.read(12)
     # Before libmpg123 sees it, which writes to stderr without a name.
-    is_whole = start.startswith((b"ID3", b"\xff")) and _is_whole_mpeg(file, start, size)
+    is_whole = start.startswith((b"ID3", b"\xff")) and _is_whole_mpeg(file, size)
     if start[:4] in CONTAINERS:
         _check_joined(file, start)
     try:
@@ -280,19 +281,33 @@ def _check_joined(file: BinaryIO, start: bytes) -> None:
         before = block[-len(start) :]
 
 
-def _is_whole_mpeg(file: BinaryIO, start: bytes, size: int) -> bool:
-    """Whether an MP3 file says its length, and has it; raise UnusableAudio if it has another."""
-    begin = 0
+def _first_frame(file: BinaryIO) -> tuple[int, bytes]:
+    """Return where the first frame of an MP3 file is, behind its tag, and its first bytes."""
+    file.seek(0)
+    start, begin = file.read(10), 0
     if start.startswith(b"ID3"):
         begin = 10 + sum(byte << 7 * place for place, byte in enumerate(start[9:5:-1]))
     file.seek(begin)
-    found = XING.match(file.read(XING_BYTES))
+    return begin, file.read(XING_BYTES)
+
+
+def _decodable(path: str) -> str:
+    """Return a file that libsndfile can read: ffmpeg decodes an MP3 file that has no length."""
+    with open(path, "rb", 0) as file:
+        _, frame = _first_frame(file)
+    return libsndfile_path(path, bool(MPEG.match(frame) and not XING.match(frame)))
+
+
+def _is_whole_mpeg(file: BinaryIO, size: int) -> bool:
+    """Whether an MP3 file says its length, and has it; raise UnusableAudio if it has another."""
+    begin, frame = _first_frame(file)
+    found = XING.match(frame)
     if found is None or not found[1][0] & HAS_BYTES:
         return False
     promised = int.from_bytes(found[3] if found[1][0] & HAS_FRAMES else found[2], "big")
     _check_complete(promised - promised // 100, size - begin)
     file.seek(begin + promised)
-    if re.match(rb"ID3|\xff[\xe2-\xff]", file.read(3)):
+    if re.match(rb"ID3|" + MPEG.pattern, file.read(3)):
         raise UnusableAudio("joined", JOINED)
     return begin + promised <= size
 
@@ -319,10 +334,8 @@ def open_audio(path: str | Path, content: bytes | None = None) -> BinaryIO:
         content = read_member(member)
     if content is not None:
         return io.BytesIO(content)
-    # The errors of `open` are clearer than libsndfile's "System error".
-    with open(path, "rb"):
-        # libsndfile goes on where the descriptor is.
-        return open(libsndfile_path(str(path)), "rb", 0)
+    # libsndfile goes on where the descriptor is.
+    return open(_decodable(str(path)), "rb", 0)
 
 
 def open_sound(file: BinaryIO) -> soundfile.SoundFile:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from myxtts.errors import UserError
+from myxtts.text.frontend import TextFrontend
 
 PROJECT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 600.0
@@ -94,15 +95,15 @@ class Lab:
     @cached_property
     def voice(self) -> Path:
         """An exported voice of two speakers, which reads the texts of the demo corpus."""
-        # Imports TensorFlow, which takes seconds.
-        from myxtts.text.frontend import TextFrontend
-        from tests.onnx_voice import export_voice
-
         frontend = TextFrontend(normaliser="words-1")
         symbols = {symbol for _, text in self.rows for symbol in frontend.symbols(text, "en")}
         folder = self.folder / "exported"
         folder.mkdir()
-        export_voice(folder / "voice", sorted(symbols), ["en"])
+        # In a process of its own, since it chooses other devices than synthesis.
+        export = "import sys; from tests.onnx_voice import export_voice, Path; "
+        export += "export_voice(Path(sys.argv[1]), sys.argv[2:], ['en'])"
+        code, printed = program("-c", export, folder / "voice", *sorted(symbols))
+        assert code == 0, printed
         return folder / "voice"
 
     @cached_property

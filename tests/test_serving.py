@@ -467,6 +467,7 @@ class WyomingTest(unittest.TestCase):
                 (recorded({"width": 2}, 9), "rate: Field required"),
                 ([start, *recorded(sound | {"width": 4}, 9)[1:]], "but audio-chunk has"),
                 ([start, *[Event("audio-chunk", sound, bytes(9_000_000))] * 3], "more than 25 MB"),
+                ([start, *[Event("audio-chunk", sound, bytes(10**6))] * 26], "more than 25 MB"),
             ):
                 for event in events:
                     await client.write_event(event)

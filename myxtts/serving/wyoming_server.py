@@ -76,12 +76,12 @@ class _Connection:
             self._writer.close()
 
     async def readexactly(self, size: int) -> bytearray:
-        """Read for `async_read_event` as a StreamReader does, but keep nothing beyond the limit."""
+        """Read for `async_read_event` as a StreamReader does, but keep little beyond the limit."""
         read, self._size = bytearray(), len(self._recorded) + size
-        # All is read, since the client reads no answer before it has sent all.
+        # Clients send all before they read, so all is read; the next fields are kept at the limit.
         for first in range(0, size, server.SPOOLED_BYTES):
             part = await self._reader.readexactly(min(size - first, server.SPOOLED_BYTES))
-            if self._size <= server.MAX_BODY_BYTES:
+            if self._size <= server.MAX_BODY_BYTES + server.SPOOLED_BYTES:
                 read += part
         return read
 

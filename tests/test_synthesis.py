@@ -103,6 +103,14 @@ class Synthesis(Case):
         self.assertGreater(len(wave), HOP_SAMPLES * len(self.text))
         self.assertTrue(np.isfinite(wave).all() and 0.0 < np.abs(wave).max() <= 1.0)
 
+    def test_a_wave_that_is_not_finite_is_an_error(self):
+        waves = [np.array([0.0, np.nan], np.float32)], [np.zeros(1, np.int32)]
+        with (
+            mock.patch.object(type(synthesizer), "_synthesize_batch", return_value=waves),
+            self.assertRaisesRegex(DataError, "guidance 1 is not finite. Lower --guidance"),
+        ):
+            self.synthesize()
+
     def test_waves_depend_on_the_seed(self):
         first, again, other_seed = (self.synthesize(seed=seed) for seed in (1, 1, 2))
         np.testing.assert_array_equal(first, again)

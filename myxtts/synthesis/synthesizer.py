@@ -19,6 +19,7 @@ from myxtts.audio.vocoder import vocode
 from myxtts.config.schema import DataConfig
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.audio_file import REFERENCE, read_recording
+from myxtts.errors import DataError
 from myxtts.synthesis.spoken_text import Chunk, encode_text, fade_ends, pause_between
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.languages import choose_language
@@ -164,6 +165,9 @@ class Synthesizer:
             speech_s, elapsed_s = sum(map(len, waves)) / SAMPLE_RATE_HZ, time.perf_counter()
             line = "sentence %d of %d: %.1f s of speech in %.1f s"
             log.info(line, first, len(chunks), speech_s, elapsed_s - started_s)
+            if not all(np.isfinite(wave).all() for wave in waves):
+                given = f"the speech of {batch[0].text[:60]!r} with guidance {options.guidance:g}"
+                raise DataError(f"{given} is not finite. Lower --guidance, or train longer.")
             for wave, path, chunk in zip(map(fade_ends, waves), paths, batch, strict=True):
                 if previous is not None:
                     pause = pause_between(*previous, wave, options.speed)

@@ -4,7 +4,9 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 
+import yaml
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
 
@@ -13,19 +15,6 @@ from myxtts.errors import DataError
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
 SHARED_SCRIPTS = ("Zyyy", "Zinh", "Zzzz")
 _JOINERS = "\u200c\u200d"
-
-# Languages by ISO 15924 script, as in the Unicode CLDR (`languageData` in supplementalData.xml).
-_SCRIPTS = """
-    Latn: en de fr es pt it nl pl sv da nb no fi cs sk hu ro tr vi id ms af an ca cy eo et eu fo ga
-        gd gn haw hr ht ia io is jbo kl la lb lfn lt ltg lv mi mt mto nci om pap piqd py qdb qu quc
-        qya sjn sl smj sq sw tn az bs hak hbs kaa ku sr tk uz chr
-    Cyrl: ru uk be bg ba cv mk nog tt kk ky az bs hbs kaa sr tk uz
-    Arab: ar fa ur ug sd ku az kk ky ms pa uz tk
-    Deva: hi mr ne kok sd  Beng: bn as bpy  Hani: zh cmn yue hak ja ko  Bopo: zh cmn  Hira: ja
-    Kana: ja  Hang: ko  Ethi: am ti  Grek: el grc  Armn: hy hyw  Mymr: my shn  Geor: ka  Hebr: he
-    Thai: th  Sinh: si  Cher: chr  Gujr: gu  Guru: pa  Knda: kn  Mlym: ml  Orya: or  Taml: ta
-    Telu: te
-"""
 
 
 @cache
@@ -77,13 +66,8 @@ def scripts_of(language: str) -> frozenset[str]:
     A script within the code is added: fa is Arab, fa-latn is Arab and Latn.
     """
     base, *subtags = canonical_code(language).split("-")
-    scripts = set()
-    script = ""
-    for word in _SCRIPTS.split():
-        if word.endswith(":"):
-            script = word[:-1]
-        elif word == base:
-            scripts.add(script)
+    table = yaml.safe_load(Path(__file__).with_name("scripts.yaml").read_text("utf-8"))
+    scripts = {script for script, languages in table.items() if base in languages.split()}
     if scripts:
         scripts.update(tag.capitalize() for tag in subtags if len(tag) == 4)
     return frozenset(scripts)

@@ -15,7 +15,7 @@ from myxtts.audio.format import (
     SAMPLE_RATE_HZ,
 )
 from myxtts.audio.mel import mel_filters, stft
-from myxtts.portable_ops import float32_matmul
+from myxtts.base.portable_ops import float32_matmul
 
 
 def mel_by_librosa(wave: np.ndarray) -> np.ndarray:

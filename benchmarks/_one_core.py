@@ -23,8 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from myxtts.base.console import report_errors
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
 
 COMPUTING = (  # name of the threads of TensorFlow's inter-op pool, which run the functions
     "tf_Compute"

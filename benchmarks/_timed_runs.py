@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from myxtts.base.errors import ConfigError
 from myxtts.commands.parser import bounded
-from myxtts.errors import ConfigError
 from myxtts.report.metrics import read_metrics
 
 RUNS = Path("runs")

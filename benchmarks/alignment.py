@@ -26,9 +26,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
+from myxtts.base.errors import TrainingError
 from myxtts.commands.parser import bounded
-from myxtts.errors import TrainingError
 
 SHAPES = ("16x300x40", "16x600x90", "16x900x160")
 NO_LAUNCH = {"parameter", "get-tuple-element", "tuple", "constant", "bitcast", "after-all"}

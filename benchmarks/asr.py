@@ -21,10 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
+from myxtts.base.errors import TrainingError
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.errors import TrainingError
 from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]

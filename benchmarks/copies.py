@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.commands.parser import read_settings, settings_parser
 from myxtts.config.schema import Config
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 
 TEXTS = 20
 NO_NOISE = (0.0, 1.0, 0.0)
@@ -40,7 +40,7 @@ def main() -> int:
 
     from myxtts.audio.format import SAMPLE_RATE_HZ
     from myxtts.audio.vocoder import NetworkVocoder
-    from myxtts.errors import ConfigError
+    from myxtts.base.errors import ConfigError
     from myxtts.evaluation.metrics import dnsmos
     from myxtts.synthesis.player_files import (
         held_out_texts,

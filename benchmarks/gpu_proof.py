@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.proof.page import PAGE
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Section
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
+from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.files import make_folder
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.errors import ConfigError, PlacementError
-from myxtts.files import make_folder
 
 SECTIONS = (
     Section(1, "benchmarks.proof.hardware", "What is here", 0.03),

@@ -40,7 +40,7 @@ from benchmarks._timed_runs import (
     training_figures,
     write_figures,
 )
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load

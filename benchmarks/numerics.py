@@ -26,10 +26,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.format import HOP_SAMPLES
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
+from myxtts.base.errors import DataError
 from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
-from myxtts.errors import DataError
 
 # rows, frames, labels, symbols: 5 s, and 19 s of fast speech.
 CTC_SHAPES = ((16, 215, 60, 60), (8, 818, 310, 60))
@@ -294,7 +294,7 @@ def step_flops(task: str, size: str) -> float:
 def tf32(options: argparse.Namespace) -> None:
     import tensorflow as tf
 
-    from myxtts import tf_internals
+    from myxtts.base import tf_internals
 
     waves = recordings(options.waves, options.utterances)
     # Where operations run, and for which type of device they are chosen.

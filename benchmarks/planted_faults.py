@@ -22,7 +22,7 @@ import soundfile
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import read_header, read_sound
 from myxtts.data.inspection import Inspection, inspect_corpus

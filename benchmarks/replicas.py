@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.config.load import load
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass

@@ -42,10 +42,10 @@ from benchmarks._one_core import (
     run_functions_in_the_pool,
 )
 from benchmarks._timed_runs import metrics_of, run_script
+from myxtts.base.console import report_errors
+from myxtts.base.errors import ConfigError
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPUS = ROOT / "data" / "demo"

@@ -20,7 +20,7 @@ import soundfile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
 from myxtts.data.metadata_file import read_corpus

@@ -27,7 +27,7 @@ from rapidfuzz.distance import Levenshtein
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.text.times import LEAST_PAUSE_S
 
 FESTVOX = {"ch": "tʃ", "sch": "ʃ", "sh": "ʃ", "zh": "ʒ", "c": "ts", "h": "x", "hh": "x", "pau": ""}

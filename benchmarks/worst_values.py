@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.commands.parser import bounded
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def main() -> int:
     options = parse()
     # Imports TensorFlow, which takes seconds; --help does not need it.
-    from myxtts.errors import DataError
+    from myxtts.base.errors import DataError
     from myxtts.evaluation import held_out, metrics, speech, tts
     from myxtts.evaluation.table import ColumnScore
     from myxtts.placement.devices import configure_default

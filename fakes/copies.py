@@ -4,8 +4,8 @@ Most GPU kernels on int32 keep their values in host memory, since they compute s
 value meets a tensor in GPU memory, TensorFlow copies it. A copy to the host waits for the GPU, and
 the kernels that depend on it are launched only then.
 
-Like `myxtts.tf_internals`, this module uses private APIs of TensorFlow. On virtual GPUs the copies
-of a whole run are counted instead: `tests/robustness/steady_copies.py`.
+Like `myxtts.base.tf_internals`, this module uses private APIs of TensorFlow. On virtual GPUs the
+copies of a whole run are counted instead: `tests/robustness/steady_copies.py`.
 """
 
 import itertools
@@ -20,9 +20,9 @@ from tensorflow.core.protobuf.device_properties_pb2 import DeviceProperties, Nam
 from tensorflow.python.grappler import cluster, tf_optimizer
 
 import myxtts
+from myxtts.base.portable_ops import HOST_SCOPE
+from myxtts.base.tf_internals import operation_definition
 from myxtts.placement.audit import GPU, attribute_of, find_kernel, gpu_variants
-from myxtts.portable_ops import HOST_SCOPE
-from myxtts.tf_internals import operation_definition
 
 PACKAGE = str(Path(myxtts.__file__).parent)
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of

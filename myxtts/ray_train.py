@@ -13,10 +13,10 @@ import ray.train
 from ray.train import ControllerError, Result, RunConfig, ScalingConfig, UserCallback
 from ray.train.tensorflow import TensorflowTrainer
 
-from myxtts.commands.console import log_to_console, set_environment
+from myxtts.base.console import log_to_console, set_environment
+from myxtts.base.errors import ConfigError, PeerLost, UserError
 from myxtts.commands.train import parse, run
 from myxtts.config.schema import Config
-from myxtts.errors import ConfigError, PeerLost, UserError
 from myxtts.stores import is_url
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from myxtts.errors import DataError, check_packages
-from myxtts.files import cached_folder, remove_partial_files, write_whole
+from myxtts.base.errors import DataError, check_packages
+from myxtts.base.files import cached_folder, remove_partial_files, write_whole
 
 # Objects that are read at the same time: they mostly wait for the network.
 THREADS = 32

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from myxtts.clock import Clock, Timeline, step_variation
+from myxtts.base.clock import Clock, Timeline, step_variation
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import write_json, write_whole
 from myxtts.config.checks import check_worker_count
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
@@ -19,8 +21,6 @@ from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.data.pipeline import HANDED_OVER_AHEAD
 from myxtts.distributed.cluster import Cluster, find_cluster
-from myxtts.errors import ConfigError
-from myxtts.files import write_json, write_whole
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads
 from myxtts.report.alignment import AlignmentWarning

@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 from myxtts.audio.format import AUDIO_FORMAT
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.config.schema import Config
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import Checkpoint, Record
@@ -146,7 +146,7 @@ def reported(program: Callable[[], int]) -> tuple[int, str]:
     stderr = io.StringIO()
     with (
         contextlib.redirect_stderr(stderr),
-        mock.patch("myxtts.commands.console.log_to_console"),
+        mock.patch("myxtts.base.console.log_to_console"),
         # Those of earlier runs in this process.
         mock.patch.object(logging.getLogger("myxtts"), "handlers", []),
     ):

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from myxtts.distributed.processes import visible_gpus
+from myxtts.base.processes import visible_gpus
 from tests.long import LONG
 
 ROOT = Path(__file__).parents[1]

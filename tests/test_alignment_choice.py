@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from myxtts.errors import ConfigError
+from myxtts.base.errors import ConfigError
 from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
 from myxtts.placement.audit import audit

@@ -3,7 +3,7 @@
 import unittest
 from dataclasses import replace
 
-from myxtts.clock import Interval
+from myxtts.base.clock import Interval
 from myxtts.config.schema import PlacementConfig
 from myxtts.placement.routes import Placement, plan_routes
 from myxtts.throughput.assess import Assessment, assess_run, grade, has_two_devices

@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data import audio_file
 from myxtts.data.audio_file import (
@@ -24,7 +25,6 @@ from myxtts.data.audio_file import (
 from myxtts.data.inspection import inspect_corpus
 from myxtts.data.manifest import LengthRule, build_manifest
 from myxtts.data.metadata_file import read_corpus
-from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 
 FORMATS = {  # name: (format, subtype, rate in Hz)

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from myxtts.base.console import report_errors
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
 from tests.fixtures import FolderCase
 from tests.long import long
 from tests.robustness.faults import children, several

@@ -9,8 +9,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.base.errors import ConfigError
 from myxtts.commands import check_distributed
-from myxtts.errors import ConfigError
 from myxtts.preflight import distributed
 from myxtts.preflight.distributed import ClusterResult
 from tests.fixtures import FolderCase
@@ -32,10 +32,10 @@ import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from fakes.toy_models import toy_models
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.data.pipeline import ReplicaFeed
 from myxtts.distributed.cluster import find_cluster
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 
 taken, take = [], ReplicaFeed.__next__
 

@@ -9,9 +9,9 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.errors import CheckpointError
 from myxtts.config.schema import Config, RunConfig, TrainingConfig
 from myxtts.data.batch_plan import Position
-from myxtts.errors import CheckpointError
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import (
     Checkpoint,

@@ -18,14 +18,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-from myxtts import files
+from myxtts.base import files
+from myxtts.base.console import report_errors, set_environment
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import corpus, jobs, main, shard, train
-from myxtts.commands.console import report_errors, set_environment
 from myxtts.commands.parser import bounded, setting_help
 from myxtts.config.flags import SECTIONS, SETTINGS
 from myxtts.config.load import load
 from myxtts.config.schema import Config
-from myxtts.errors import ConfigError, DataError
 from tests.fixtures import FolderCase
 
 ROOT = Path(__file__).parents[1]
@@ -473,7 +473,7 @@ Warning: Xing stream size off by more than 1%, fuzzy seeking may be even more fu
 """
         # Also the last lines of a process that aborts arrive.
         last = "F0000 the last line"
-        code = "from myxtts.commands.console import filter_stderr, os, sys\nfilter_stderr()\n"
+        code = "from myxtts.base.console import filter_stderr, os, sys\nfilter_stderr()\n"
         code += "os.write(2, sys.argv[1].encode()); os.abort()"
         done = run_python("-c", code, noise + real + last)
         self.assertEqual((done.returncode, done.stderr), (-signal.SIGABRT, real + last))

@@ -3,7 +3,7 @@
 import logging
 import unittest
 
-from myxtts.clock import Clock, Interval, Timeline, Times, format_duration, step_variation
+from myxtts.base.clock import Clock, Interval, Timeline, Times, format_duration, step_variation
 from myxtts.config.schema import DataConfig
 from myxtts.report.reporter import time_line
 from myxtts.throughput.assess import InputBoundWarning, candidates, flags_of

@@ -9,9 +9,9 @@ from zlib import crc32
 
 import yaml
 
+from myxtts.base.errors import ConfigError, PlacementError, UserError
 from myxtts.commands import check_distributed, jobs, launch, train
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
-from myxtts.errors import ConfigError, PlacementError, UserError
 from tests.fixtures import reported
 
 SLURM = {

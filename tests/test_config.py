@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.commands import synthesize
 from myxtts.commands.main import COMMANDS, load_command
 from myxtts.commands.parser import parser_of
@@ -20,7 +21,6 @@ from myxtts.config.flags import SCRIPTS, SECTIONS, SETTINGS
 from myxtts.config.load import dump, load
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions, check_options
-from myxtts.errors import CheckpointError, ConfigError
 from myxtts.placement.routes import plan_routes
 from myxtts.training.runs import TrainedRun
 from tests.fixtures import FolderCase

@@ -17,10 +17,10 @@ import soundfile
 
 from fakes.toy import shared_traces
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data.batch_plan import Pass, PlannedBatch
 from myxtts.data.pipeline import Pipeline, ProducedBatch
-from myxtts.errors import DataError
 from myxtts.placement.routes import Route
 from tests.pipeline_case import PLAIN, ROUTE, THREE_PRODUCERS, TWO_PRODUCERS, PipelineCase, host
 from tests.sine_corpus import planned_corpus, write_corpus

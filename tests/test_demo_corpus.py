@@ -12,10 +12,10 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import corpus
 from myxtts.data import demo_corpus
 from myxtts.data.demo_corpus import EDGE_SAMPLES, MAX_SPEAKERS, load_grammar, make_demo_corpus
-from myxtts.errors import ConfigError, DataError
 from myxtts.text.espeak import PAUSE, EspeakVoice, shared
 from tests.fixtures import files_below, temporary_folder
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from unittest import mock
 
 from docs import generate
+from myxtts.base.errors import ConfigError
 from myxtts.commands import train
 from myxtts.commands.main import COMMANDS, COMPLETION, load_command, run
 from myxtts.config.advice import other_names
 from myxtts.config.flags import SETTINGS
-from myxtts.errors import ConfigError
 from tests.fixtures import temporary_folder
 
 ROOT = Path(__file__).parents[1]

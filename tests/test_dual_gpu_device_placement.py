@@ -20,12 +20,12 @@ from unittest import mock
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from myxtts.base.errors import PlacementError
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.data.batch_plan import Pass
 from myxtts.data.features import asr_extractor, tts_extractor
 from myxtts.data.pipeline import Pipeline, step_batches
-from myxtts.errors import PlacementError
 from myxtts.models.asr import build_asr
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device

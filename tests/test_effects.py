@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.commands import train
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, values_of
 from myxtts.config.load import dump, load
 from myxtts.config.schema import SET, UNSET, Config, Needs, needs
-from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.runs import check_same_settings
 from tests.fixtures import temporary_folder
 

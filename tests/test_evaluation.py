@@ -23,10 +23,10 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim
+from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.commands import evaluate
 from myxtts.config.schema import DataConfig, ModelConfig
 from myxtts.data.audio_file import read_wave
-from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.evaluation import metrics, speech, tts
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.forced_alignment import inspect_with_run
@@ -222,7 +222,7 @@ class OthersTest(unittest.TestCase):
 
     def test_a_missing_recogniser_is_named(self):
         with (
-            mock.patch("myxtts.errors.find_spec", return_value=None),
+            mock.patch("myxtts.base.errors.find_spec", return_value=None),
             self.assertRaisesRegex(ConfigError, "pip install pocketsphinx"),
         ):
             open_recogniser(Path("pocketsphinx"), MODEL)

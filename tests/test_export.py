@@ -18,8 +18,8 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from myxtts.audio.format import AUDIO_FORMAT, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim, vocode
+from myxtts.base.console import report_errors
 from myxtts.commands import export as export_model
-from myxtts.commands.console import report_errors
 from myxtts.config.schema import Config
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.synthesis import export

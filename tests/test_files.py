@@ -6,8 +6,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from myxtts.distributed.processes import output_of
-from myxtts.files import new_folder, numbered_name, write_json
+from myxtts.base.files import new_folder, numbered_name, write_json
+from myxtts.base.processes import output_of
 
 LATIN_1 = os.fsdecode(b"caf\xe9")
 

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
 from myxtts.data.manifest import Vocabulary
-from myxtts.errors import CheckpointError, ConfigError
 from myxtts.tasks.registry import task_named
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Ancestor, Checkpoint, digest_of, latest, read_record

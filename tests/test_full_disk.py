@@ -14,8 +14,8 @@ import soundfile
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.files import tolerate_full_disk
 from myxtts.data.audio_file import write_wav
-from myxtts.files import tolerate_full_disk
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
 from myxtts.training.hooks import worker_report
 from tests.fixtures import FolderCase
@@ -40,7 +40,7 @@ class FullDiskTest(FolderCase):
         with full_metrics():
             reporter = Reporter(self.folder / "metrics.jsonl", self.folder / "tensorboard", 0, 10)
         with (
-            self.assertLogs("myxtts.files", "ERROR") as logs,
+            self.assertLogs("myxtts.base.files", "ERROR") as logs,
             mock.patch("tensorflow.summary.experimental.write_raw_pb", full_events),
             reporter,
         ):
@@ -61,7 +61,7 @@ class FullDiskTest(FolderCase):
         with full_metrics():
             context = worker_report(self.folder / "metrics-1.jsonl", 0)
             report = context.__enter__()
-        with self.assertLogs("myxtts.files", "ERROR") as logs:
+        with self.assertLogs("myxtts.base.files", "ERROR") as logs:
             report(SimpleNamespace(state=SimpleNamespace(step=3), metrics={"loss": 1.0}))
             context.__exit__(None, None, None)
         self.assertIn("the metrics of step 3 cannot be written", logs.output[0])

@@ -70,7 +70,7 @@ HANGING_PROOF = """
 import signal, sys
 from benchmarks import gpu_proof
 from benchmarks.proof.section import Section
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gpu_proof.SECTIONS = (Section(1, "proof_hanging", "hanging", 1.0),)
 gpu_proof.make_demo_corpus = lambda *arguments, **settings: True

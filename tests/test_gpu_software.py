@@ -10,7 +10,7 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 import tensorflow as tf
 
-from myxtts import tf_internals
+from myxtts.base import tf_internals
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes

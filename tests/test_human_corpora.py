@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 from tests.fixtures import FolderCase
 from tests.html_checker import Checker
 from tests.sine_corpus import sine

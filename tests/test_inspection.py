@@ -11,12 +11,12 @@ import numpy as np
 import soxr
 
 from myxtts.audio.quality import Quality, measure
+from myxtts.base.errors import DataError
 from myxtts.commands import inspect, train
 from myxtts.data import inspection
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.data.metadata_file import leave_out, read_corpus
-from myxtts.errors import DataError
 from tests.fixtures import FolderCase, reported, temporary_folder
 from tests.html_checker import Checker
 from tests.sine_corpus import write_sound

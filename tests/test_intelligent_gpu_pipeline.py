@@ -24,13 +24,13 @@ import tensorflow as tf
 
 from fakes.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
+from myxtts.base.errors import PlacementError
 from myxtts.batch import TTS_FEATURES, check_batch
 from myxtts.data import features
 from myxtts.data.batch_plan import Pass, Position
 from myxtts.data.features import tts_extractor
 from myxtts.data.feed import Feed
 from myxtts.data.pipeline import Pipeline, ProducedBatch, ReplicaFeed, produced_batches
-from myxtts.errors import PlacementError
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 from tests.feeds import TIMEOUT_S, ObservedSource, producers

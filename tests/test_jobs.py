@@ -16,15 +16,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
+from myxtts.base.console import report_errors
+from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.processes import REPEAT_S
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
 from myxtts.commands.jobs import MERGER, main, make_parser
 from myxtts.commands.merge import parse
 from myxtts.config.flags import with_values
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, PlacementConfig, TeacherConfig
-from myxtts.distributed.processes import REPEAT_S
-from myxtts.errors import ConfigError, PlacementError
 from myxtts.local_sgd import launcher
 from myxtts.local_sgd.status import LauncherState, launcher_lock, read_progress, read_state
 from myxtts.training.checkpoint_files import latest, read_record, write_checkpoint
@@ -121,7 +121,7 @@ TOY_TRAINER = """
 import contextlib, signal, sys
 from pathlib import Path
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from tests.fixtures import signal_at
 from tests.tiny import toy_models
 
@@ -134,7 +134,7 @@ with toy_models(), signal_at(5, signal.SIGKILL) if first else contextlib.nullcon
 """
 LAUNCHER = """
 import sys
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.commands.jobs import main
 folder, *flags = sys.argv[1:]
 command = lambda name: (sys.executable, "-u", f"{folder}/{name}.py")

@@ -5,9 +5,9 @@ import unittest
 from pathlib import Path
 
 from fakes import languages
+from myxtts.base.errors import DataError
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.dataset import load_corpora
-from myxtts.errors import DataError
 from myxtts.tasks.registry import length_rule_of
 from myxtts.text import espeak
 from myxtts.text.languages import choose_language, letters_by_script, scripts_of

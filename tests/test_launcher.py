@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from myxtts.commands import launch
-from myxtts.commands.console import report_errors
-from myxtts.distributed.processes import (
+from myxtts.base.console import report_errors
+from myxtts.base.processes import (
     READ_BYTES,
     REPEAT_S,
     ChildProcess,
@@ -23,6 +22,7 @@ from myxtts.distributed.processes import (
     StopSignals,
     Supervisor,
 )
+from myxtts.commands import launch
 from tests.fixtures import DEADLINE_S, FolderCase, ends, reported
 
 ROOT = Path(__file__).parents[1]
@@ -268,7 +268,7 @@ class OutputTest(unittest.TestCase):
 
     def test_letters_that_stdout_lacks_are_escaped(self):
         code = (
-            "from myxtts.commands.console import report_errors; report_errors(lambda:"
+            "from myxtts.base.console import report_errors; report_errors(lambda:"
             " print('caf\\xe9'))"
         )
         done = run([sys.executable, "-c", code], PYTHONIOENCODING="ascii")

@@ -15,12 +15,12 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import LengthRule, build_manifest
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.rows import DEFAULT_SPEAKER
-from myxtts.errors import ConfigError, DataError
 from myxtts.stores import open_store
 from tests.fixtures import FolderCase
 

@@ -9,10 +9,10 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import Clock
+from myxtts.base.clock import Clock
+from myxtts.base.errors import DataError, PlacementError
 from myxtts.data.feed import StopArrived
 from myxtts.data.pipeline import ProducedBatch
-from myxtts.errors import DataError, PlacementError
 from myxtts.training import loop
 from myxtts.training.hooks import Observe, Report
 from myxtts.training.observation import Observer, ObserverFailed

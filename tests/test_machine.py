@@ -4,11 +4,11 @@ import math
 import unittest
 from unittest import mock
 
-from myxtts import machine
+from myxtts.base import machine
+from myxtts.base.errors import ConfigError
+from myxtts.base.machine import automatic_pools, available_memory_mib
 from myxtts.commands import train
 from myxtts.config.schema import PlacementConfig
-from myxtts.errors import ConfigError
-from myxtts.machine import automatic_pools, available_memory_mib
 from myxtts.placement.routes import plan_routes
 from tests.fixtures import FolderCase
 

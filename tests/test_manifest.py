@@ -14,6 +14,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import UnusableAudio, read_header, read_pcm, resampled_length
 from myxtts.data.manifest import (
@@ -27,7 +28,6 @@ from myxtts.data.manifest import (
     report_rejected,
 )
 from myxtts.data.metadata_file import read_corpus
-from myxtts.errors import DataError
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import temporary_folder
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE, log_mel, mel_filters, warped_mel_filters
 from myxtts.audio.vocoder import _istft, griffin_lim, inverse_mel_scale
-from myxtts.portable_ops import float32_matmul
+from myxtts.base.portable_ops import float32_matmul
 from tests.sine_corpus import frequency, sine
 
 

@@ -21,11 +21,11 @@ from tests.two_devices import SIMULATED
 
 import numpy as np
 
+from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.commands import merge as merge_checkpoints
 from myxtts.config.flags import with_values
 from myxtts.config.load import load
 from myxtts.config.schema import Config, TrainingConfig
-from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.local_sgd.merge import layer_distances, layer_table, merge, read_held_out, read_input
 from myxtts.local_sgd.verdict import CRITERIA, Measurement, MelDistortion, Verdict, distortion_db
 from myxtts.training.checkpoint_files import digest_of, latest, read_record, write_checkpoint

@@ -8,11 +8,11 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data import tables
 from myxtts.data.metadata_file import hold_out, read_corpus, read_rows
 from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows, RowTuple, log
-from myxtts.errors import DataError
 from tests.fixtures import FolderCase
 
 # What a file shows: its name, its content and the texts that are read. The audio is wavs/a.wav.

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.portable_ops import FRAMES_GRID, fold_in
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions
 from myxtts.models import xtts
 from myxtts.models.layers import (
@@ -20,7 +21,6 @@ from myxtts.models.layers import (
     parameter_count,
 )
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, FlowCondition, keep_mask, option_tensors
-from myxtts.portable_ops import FRAMES_GRID, fold_in
 from tests import tiny
 from tests.long import long
 from tests.tiny import ONE_BLOCK, build_model, features, numpy_of, on_device, rows_of

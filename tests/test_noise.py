@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.errors import ConfigError
+from myxtts.base.errors import ConfigError
 from myxtts.evaluation.asr import EARLY_S, KINDS, convolve, distortions, noise, room_response
 from myxtts.evaluation.held_out import EvaluationOptions, check_options
 from tests.sine_corpus import sine

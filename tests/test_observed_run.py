@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from fakes.toy import Toy
 from myxtts.audio.format import HOP_SAMPLES
+from myxtts.base.errors import DataError
 from myxtts.batch import tensor_specs
-from myxtts.errors import DataError
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import EvaluationOptions
 from myxtts.evaluation.table import ColumnScore
@@ -58,7 +58,7 @@ from pathlib import Path
 from unittest import mock
 from fakes.toy_models import toy_models
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.report.metrics import read_metrics
 
 metrics = Path(sys.argv[sys.argv.index("--runs-dir") + 1]) / "data/worker-1/metrics.jsonl"

@@ -3,7 +3,7 @@
 import threading
 import unittest
 
-from myxtts.errors import DataError, PlacementError
+from myxtts.base.errors import DataError, PlacementError
 from myxtts.training.observation import Observer, ObserverFailed
 from myxtts.training.schedule import EVALUATION, SAMPLES, VALIDATION, Observation, without
 from tests.feeds import TIMEOUT_S, wait_until

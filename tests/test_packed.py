@@ -15,12 +15,12 @@ import soundfile
 
 from myxtts import stores
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import pack
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import UNKNOWN_SYMBOL, LengthRule, Manifest, Vocabulary, build_manifest
 from myxtts.data.metadata_file import hold_out, leave_out, read_corpus
-from myxtts.errors import ConfigError, DataError
 from myxtts.stores import ShardCache, member_of
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import FolderCase, entered

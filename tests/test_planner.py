@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from myxtts.base.console import report_errors
+from myxtts.base.errors import ConfigError, PlacementError
 from myxtts.commands import plan as plan_command
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
-from myxtts.errors import ConfigError, PlacementError
 from myxtts.placement.routes import Route, plan_routes
 from myxtts.throughput import model, planner
 from myxtts.throughput.measure import check_one_replica

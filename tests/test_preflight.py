@@ -19,15 +19,15 @@ import tensorflow as tf
 from packaging.requirements import Requirement
 
 from fakes.copies import find_copies
-from myxtts.clock import MODEL, Span
+from myxtts.base.clock import MODEL, Span
+from myxtts.base.console import report_errors
+from myxtts.base.errors import DataError, PlacementError
 from myxtts.commands import main, preflight, profile
-from myxtts.commands.console import report_errors
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.features import tts_extractor
 from myxtts.data.pipeline import Pipeline, produced_batches, trace_produce
-from myxtts.errors import DataError, PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import audit
 from myxtts.preflight import devices as preflight_devices

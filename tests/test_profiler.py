@@ -15,9 +15,9 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import MODEL, Interval, Span
+from myxtts.base.clock import MODEL, Interval, Span
+from myxtts.base.console import report_errors
 from myxtts.commands import profile as profile_command
-from myxtts.commands.console import report_errors
 from myxtts.config.schema import DataConfig, PlacementConfig, TrainingConfig
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput import assess as assess_module

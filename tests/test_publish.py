@@ -6,8 +6,8 @@ from unittest import mock
 
 import numpy as np
 
+from myxtts.base.errors import DataError
 from myxtts.config.schema import Config
-from myxtts.errors import DataError
 from myxtts.serving import publish
 from myxtts.training.published import CHECKSUMS, local_run
 from myxtts.training.runs import TrainedRun, VocoderChoice

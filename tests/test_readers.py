@@ -25,6 +25,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import disable_op_determinism
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import DataError
 from myxtts.batch import TTS_INPUTS, check_batch
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import WHOLE, read_header, read_pcm, resampled_length
@@ -33,7 +34,6 @@ from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
 from myxtts.data.reading import Reader, rows_from_files, rows_from_members, unreadable
-from myxtts.errors import DataError
 from myxtts.placement.audit import require_device
 from myxtts.stores import Member
 from tests.fixtures import temporary_folder

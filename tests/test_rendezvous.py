@@ -10,11 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from unittest import mock
 
+from myxtts.base.errors import PeerLost, PlacementError, UserError
 from myxtts.distributed import rendezvous as rendezvous_module
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
 from myxtts.distributed.rendezvous import rendezvous
-from myxtts.errors import PeerLost, PlacementError, UserError
 
 DEADLINE_S = 120.0  # of what takes milliseconds
 TIMEOUT_S = 600.0

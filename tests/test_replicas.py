@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import Clock
+from myxtts.base.clock import Clock
 from myxtts.config.schema import TrainingConfig
 from myxtts.data.batch_plan import Plan, Position, bucket_bounds, planned_steps, steps_left
 from myxtts.models import asr as recogniser

@@ -16,7 +16,7 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from myxtts.clock import MODEL, Clock, Span, Timeline, Times
+from myxtts.base.clock import MODEL, Clock, Span, Timeline, Times
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, LocalSGDConfig
 from myxtts.report import overview, samples

@@ -30,11 +30,11 @@ TIMES = "step_s wait_s steps_per_s audio_seconds_per_s padding accelerator_utili
 TIMES += " produce_s blocked_s bottleneck pause_s remaining_s"
 CHILD = """
 import signal, sys
-from myxtts.commands.console import filter_stderr, set_environment
+from myxtts.base.console import filter_stderr, set_environment
 set_environment()
 filter_stderr()
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from tests.fixtures import signal_at
 from tests import tiny
 with getattr(tiny, sys.argv[1])(), signal_at(int(sys.argv[2]), signal.SIGKILL):

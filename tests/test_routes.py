@@ -3,8 +3,8 @@
 import itertools
 import unittest
 
+from myxtts.base.errors import PlacementError
 from myxtts.config.schema import PlacementConfig
-from myxtts.errors import PlacementError
 from myxtts.placement.routes import LogicalDevice, Route, plan_routes
 
 LIMITS = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}

@@ -17,13 +17,13 @@ import tensorflow as tf
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.commands import train
 from myxtts.config.flags import marked, values_of, with_values
 from myxtts.config.load import load
 from myxtts.config.schema import FIXED, PlacementConfig
 from myxtts.data.manifest import read_manifest
 from myxtts.data.pipeline import ReplicaFeed
-from myxtts.errors import CheckpointError, ConfigError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import plan_routes
 from myxtts.report.metrics import MetricsFile, read_metrics

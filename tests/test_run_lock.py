@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from unittest import mock
 
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
+from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.files import write_whole
 from myxtts.config.load import load
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.errors import ConfigError, DataError
-from myxtts.files import write_whole
 from myxtts.train import train
 from myxtts.training.runs import RunFolder
 from tests.fixtures import FolderCase, temporary_folder
@@ -53,7 +53,7 @@ class RunLockTest(unittest.TestCase):
 
     def test_a_file_system_without_locks_is_an_error_with_advice(self):
         refused = mock.patch(
-            "myxtts.files.fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available")
+            "myxtts.base.files.fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available")
         )
         config, error = load(None, {"run": "a", "runs_dir": str(self.runs)}), io.StringIO()
         with refused, contextlib.redirect_stderr(error):
@@ -64,7 +64,7 @@ class RunLockTest(unittest.TestCase):
     def test_without_locks_a_run_starts_where_the_file_system_has_none(self):
         unlocked = load(None, {"run": "a", "runs_dir": str(self.runs), "lock": False})
         with (
-            mock.patch("myxtts.files.fcntl.flock", side_effect=OSError(errno.ENOSYS, "none")),
+            mock.patch("myxtts.base.files.fcntl.flock", side_effect=OSError(errno.ENOSYS, "none")),
             mock.patch("myxtts.train.resolve_start", side_effect=DataError("no corpus")),
             self.assertRaisesRegex(DataError, "no corpus"),
         ):

@@ -6,10 +6,10 @@ import os
 import unittest
 from contextlib import redirect_stderr, redirect_stdout
 
-from myxtts.commands.console import report_errors
-from myxtts.errors import DataError
+from myxtts.base.console import report_errors
+from myxtts.base.errors import DataError
+from myxtts.base.terminal import printable
 from myxtts.report.reporter import RunLog
-from myxtts.terminal import printable
 from tests.fixtures import FolderCase, temporary_folder
 
 log = logging.getLogger("myxtts.tests")

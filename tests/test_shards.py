@@ -10,11 +10,11 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import DataError
 from myxtts.commands import shard
 from myxtts.config.schema import Config, DataConfig, TeacherConfig
 from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
-from myxtts.errors import DataError
 from myxtts.local_sgd.shards import CorpusShards, assign_shards, split_corpus
 from tests.fixtures import FolderCase
 from tests.sine_corpus import sine, write_corpus, write_sound

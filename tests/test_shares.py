@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts.clock import Interval
+from myxtts.base.clock import Interval
 from myxtts.config.schema import PlacementConfig
 from myxtts.data.batch_plan import Plan, Position
 from myxtts.placement.gpu_memory import GpuMemory

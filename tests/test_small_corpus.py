@@ -4,11 +4,11 @@ import unittest
 
 from pydantic import ValidationError
 
+from myxtts.base.errors import DataError
 from myxtts.config import schema
 from myxtts.config.schema import Config, DataConfig, RunConfig, TrainingConfig
 from myxtts.data.dataset import batch_exceeds_corpus_warning, load_corpora
 from myxtts.data.metadata_file import hold_out, read_corpus
-from myxtts.errors import DataError
 from myxtts.tasks.registry import length_rule_of
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_sound

@@ -10,8 +10,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from myxtts.base.errors import TrainingError
 from myxtts.commands.train import parse
-from myxtts.errors import TrainingError
 from tests.feeds import wait_until
 from tests.long import long
 from tests.robustness import soak

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.clock import Clock
 from myxtts.batch import TTS_FEATURES
-from myxtts.clock import Clock
 from myxtts.placement.audit import require_device
 from myxtts.training.loop import LookAhead, NonFiniteLoss, require_finite
 from myxtts.training.observation import Snapshot, Validation

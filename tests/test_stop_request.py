@@ -6,7 +6,7 @@ import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
-from myxtts.distributed.processes import REPEAT_S, StopSignals
+from myxtts.base.processes import REPEAT_S, StopSignals
 from myxtts.training.stop_request import StopRequest, stop_on_signals
 
 

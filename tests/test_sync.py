@@ -15,9 +15,9 @@ from unittest import mock
 
 import numpy as np
 
+from myxtts.base.errors import CheckpointError, ConfigError, PeerLost
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
-from myxtts.errors import CheckpointError, ConfigError, PeerLost
 from myxtts.local_sgd.sync import TAKEOVER_S, WeightSync
 from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import latest, read_record

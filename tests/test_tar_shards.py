@@ -12,12 +12,12 @@ import numpy as np
 import soundfile
 
 from myxtts import stores
+from myxtts.base.errors import DataError
 from myxtts.commands import pack
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import read_pcm
 from myxtts.data.manifest import LengthRule, Manifest, build_manifest
 from myxtts.data.metadata_file import read_corpus
-from myxtts.errors import DataError
 from tests.fixtures import FolderCase, entered
 from tests.test_packed import buckets_in
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 from myxtts.text import espeak
 from myxtts.text.espeak import PAUSE, WORD_GAP, EspeakVoice
 from myxtts.text.frontend import normalise_text, symbols_of

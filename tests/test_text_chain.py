@@ -10,13 +10,13 @@ from importlib import metadata
 from unittest import mock
 
 from fakes.spoken_forms import LANGUAGES, is_right, sentences
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import text
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.demo_corpus import load_grammar
 from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
 from myxtts.data.metadata_file import read_corpus
-from myxtts.errors import ConfigError, DataError
 from myxtts.text import normalisers
 from myxtts.text.frontend import TextFrontend, normalise_text, read_lexicon, symbols_of
 from myxtts.text.sentences import split_text

@@ -8,7 +8,7 @@ import numpy as np
 import webvtt
 from praatio import textgrid
 
-from myxtts.errors import ConfigError
+from myxtts.base.errors import ConfigError
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.times import check_times_file, time_words, write_times
 from myxtts.text.words import phonemes_of, words_of_symbols, words_of_text

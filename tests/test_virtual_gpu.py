@@ -32,7 +32,7 @@ import time
 from unittest import mock
 from fakes.toy_models import toy_models
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.training.step import Step
 
 call = Step.__call__
@@ -58,7 +58,7 @@ OUT_OF_RANGE = f"{ON_GPU}    tf.gather(tf.ones([4]), tf.ones([1], tf.int64) * 9)
 # it loads the plug-in.
 FLAGS_OF_XLA = """
 import os
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.placement.devices import check_xla_flags
 
 for given in (

@@ -17,10 +17,10 @@ import keras
 import numpy as np
 import soundfile
 
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import evaluate
 from myxtts.config.schema import Config
 from myxtts.data.dataset import load_corpora
-from myxtts.errors import ConfigError, DataError
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import EvaluationOptions
 from myxtts.evaluation.metrics import (

@@ -12,10 +12,10 @@ import types
 from pathlib import Path
 from unittest import mock
 
+from myxtts.base.errors import ConfigError
 from myxtts.commands import voice
 from myxtts.config.load import load
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.errors import ConfigError
 from tests.fixtures import FolderCase
 from tests.html_checker import Checker
 from tests.long import long

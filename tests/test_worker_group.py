@@ -13,15 +13,15 @@ from unittest import mock
 
 import tensorflow as tf
 
+from myxtts.base.errors import DataError, PeerLost, TrainingError
+from myxtts.base.processes import exit_at_sigterm
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.processes import exit_at_sigterm
 from myxtts.distributed.worker_group import (
     END_TIMEOUT_S,
     _in_one_line,
     diagnose_lost_worker,
     worker_group,
 )
-from myxtts.errors import DataError, PeerLost, TrainingError
 from tests.fixtures import entered
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ IS_GONE = r"^worker 1 \(b:2\) is gone: its connection"
 DIES = """
 import os, signal, socket, sys, time
 sys.path.insert(0, {root!r})
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.distributed.cluster import find_cluster, listening_sockets, split_address
 
 def main():
@@ -99,7 +99,7 @@ class DiagnosisTest(unittest.TestCase):
         return diagnose_lost_worker(kind(None, None, text), THREE)
 
     def setUp(self):
-        self.report = mock.patch("myxtts.tf_internals.report_error_to_cluster")
+        self.report = mock.patch("myxtts.base.tf_internals.report_error_to_cluster")
 
     def group(self):
         """Enter the group of THREE without the other workers."""
@@ -147,7 +147,7 @@ class DiagnosisTest(unittest.TestCase):
             waited.append(time.sleep(0.01))
 
         with (
-            mock.patch("myxtts.tf_internals.wait_at_barrier", wait),
+            mock.patch("myxtts.base.tf_internals.wait_at_barrier", wait),
             exit_at_sigterm(),
             self.group(),
         ):

@@ -23,8 +23,8 @@ from fakes.toy import Toy, shared_traces
 from fakes.toy import build_toy as build_toy_for_run
 from fakes.toy_models import toy_models
 from myxtts.audio.mel import SILENCE
+from myxtts.base.console import report_errors
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
 from myxtts.data.pipeline import ProducedBatch
 from myxtts.evaluation.held_out import Utterance
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize, build_xtts

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
+from myxtts.base.machine import available_memory_mib, core_count
 from myxtts.config.schema import PlacementConfig
-from myxtts.machine import available_memory_mib, core_count
 from myxtts.placement.gpu_memory import DriverUnavailable, ask_driver
 from myxtts.placement.routes import plan_routes
 from myxtts.preflight import prerequisites

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.proof.section import table
-from myxtts.files import write_whole
+from myxtts.base.files import write_whole
 
 PAGE = "proof.md"
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.proof.section import RESULT_FILE, Scope, SectionResult, write_json
-from myxtts.commands.console import log_to_console, set_environment
-from myxtts.errors import UserError
+from myxtts.base.console import log_to_console, set_environment
+from myxtts.base.errors import UserError
 
 
 def run_section(module: str, scope: Scope) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from benchmarks.proof import page
 from benchmarks.proof.run_section import run_section
 from benchmarks.proof.section import RESULT_FILE, Figure, Scope, Section, write_json
-from myxtts.distributed.processes import ChildProcess, ProgramSpec
+from myxtts.base.processes import ChildProcess, ProgramSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE = 0.1  # of a section's time, between its budget and its end by force

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.proof.section import Scope
 from fakes.toy_models import toy_models
-from myxtts.commands.console import report_errors
-from myxtts.distributed.processes import ChildProcess, ProgramSpec
+from myxtts.base.console import report_errors
+from myxtts.base.processes import ChildProcess, ProgramSpec
 from myxtts.report.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from myxtts.files import write_whole
+from myxtts.base.files import write_whole
 
 Verdict = Literal["met", "not met", "not shown"]
 RESULT_FILE = "result.json"

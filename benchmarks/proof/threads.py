@@ -23,8 +23,8 @@ from benchmarks.proof.runs import NO_TIME, placement_flags, run_flags
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.threads import THREADS, mixed_up
 from fakes.toy_models import toy_models
+from myxtts.base.clock import Clock
 from myxtts.batch import Batch, Field, tensor_specs
-from myxtts.clock import Clock
 from myxtts.commands import train
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass

@@ -16,7 +16,7 @@ from benchmarks.proof.runs import (
     run_script,
 )
 from benchmarks.proof.section import Scope, SectionResult
-from myxtts.clock import Interval
+from myxtts.base.clock import Interval
 
 TITLE = "The whole"
 GPU_TESTS = ("tests.test_dual_gpu_device_placement", "tests.test_intelligent_gpu_pipeline")

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.spectral import counted, frequency_grid, scaled
-from myxtts.config.schema import AugmentationConfig
-from myxtts.portable_ops import (
+from myxtts.base.portable_ops import (
     float32_matmul,
     fold_in,
     on_host,
     stateless_normal,
     stateless_uniform,
 )
+from myxtts.config.schema import AugmentationConfig
 
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.portable_ops import float32_matmul, indices
+from myxtts.base.portable_ops import float32_matmul, indices
 
 UNVOICED_HZ = 100.0  # where nothing is voiced
 BLOCK_FRAMES = 64

@@ -18,7 +18,7 @@ from myxtts.audio.k_weighting import (
     squared_response,
 )
 from myxtts.audio.spectral import frequency_grid, scaled
-from myxtts.portable_ops import on_host
+from myxtts.base.portable_ops import on_host
 
 HOP = SAMPLE_RATE_HZ // 10
 BLOCK = BLOCK_HOPS * HOP

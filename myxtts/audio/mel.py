@@ -9,7 +9,7 @@ import tensorflow as tf
 from myxtts.audio import format as audio
 from myxtts.audio.format import FFT_SAMPLES, HIGH_HZ, LOW_HZ, MEL_BANDS, PAD_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.spectral import framed, magnitude
-from myxtts.portable_ops import float32_matmul
+from myxtts.base.portable_ops import float32_matmul
 
 SILENCE = float(np.log(audio.LOG_FLOOR))
 

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
-from myxtts.portable_ops import float32_matmul
+from myxtts.base.portable_ops import float32_matmul
 
 F0_MIN_HZ = 60.0
 F0_MAX_HZ = 600.0

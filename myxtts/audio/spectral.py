@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.portable_ops import on_host
+from myxtts.base.portable_ops import on_host
 
 # A Fourier transform is fast if its length has small factors: 2^n times 1, 3, 5, 9 or 15.
 _FAST_LENGTHS = np.sort(np.outer(2 ** np.arange(10, 24), (1, 3, 5, 9, 15)).ravel()).astype(np.int32)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, WINDOW_SAMPLES
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
 from myxtts.audio.spectral import scaled
-from myxtts.errors import CheckpointError, check_packages
-from myxtts.portable_ops import (
+from myxtts.base.errors import CheckpointError, check_packages
+from myxtts.base.portable_ops import (
     float32_matmul,
     function_per_device_type,
     grid_padding,

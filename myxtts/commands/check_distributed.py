@@ -9,11 +9,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.base.errors import ConfigError
 from myxtts.commands.launch import add_worker_flags, worker_addresses
 from myxtts.commands.parser import CommandParser, add_flag, bounded
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.distributed.launcher import launch
-from myxtts.errors import ConfigError
 
 NAME = "check-distributed"
 HELP = "Check that several workers compute the same as one worker, and how fast they are together."

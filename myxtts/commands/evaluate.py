@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.base.errors import ConfigError
 from myxtts.commands import parser as flags
 from myxtts.commands.parser import add_flag, bounded
 from myxtts.config.schema import flag_of
 from myxtts.config.synthesis import BOUNDS
-from myxtts.errors import ConfigError
 
 NAME = "evaluate"
 HELP = "Measure the quality of a trained run on its held-out utterances or on another corpus."

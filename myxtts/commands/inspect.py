@@ -7,11 +7,11 @@ from pathlib import Path
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import make_folder, write_whole
 from myxtts.commands import parser as flags
 from myxtts.config.schema import Config
 from myxtts.data.inspection import EXCLUDED, Inspection, inspect_corpus, read_clip
-from myxtts.errors import ConfigError
-from myxtts.files import make_folder, write_whole
 from myxtts.report.overview import document
 from myxtts.report.samples import EMBEDDED_BYTES, sound_url
 

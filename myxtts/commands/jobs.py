@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.base.errors import ConfigError
+from myxtts.base.processes import visible_gpus
 from myxtts.commands import parser as parsers
 from myxtts.commands.parser import CommandParser, add_flag, add_switch, bounded, settings_parser
 from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
-from myxtts.distributed.processes import visible_gpus
-from myxtts.errors import ConfigError
 from myxtts.local_sgd.launcher import (
     JobsSpec,
     check_job_settings,

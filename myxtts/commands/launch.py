@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.base.errors import ConfigError
 from myxtts.commands.parser import CommandParser, add_flag, bounded
 from myxtts.config.advice import command_of
 from myxtts.config.flags import SCRIPTS
 from myxtts.distributed.cluster import check_addresses
 from myxtts.distributed.launcher import launch, local_workers
-from myxtts.errors import ConfigError
 
 NAME = "launch"
 HELP = "Start the workers of a distributed run, and stop all of them when one fails."

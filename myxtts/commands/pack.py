@@ -4,9 +4,9 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from myxtts.base.errors import ConfigError
 from myxtts.commands import parser as parsers
 from myxtts.config.schema import Config
-from myxtts.errors import ConfigError
 
 NAME = "pack"
 HELP = "Pack a corpus into tar shards and one index, from which training starts at once."

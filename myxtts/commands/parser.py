@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from myxtts.base.errors import ConfigError
 from myxtts.config.advice import advice_on_flag, command_of
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
 from myxtts.config.load import check_local, config_of_run, format_value, load
 from myxtts.config.schema import Config, Needs
 from myxtts.config.synthesis import BOUNDS
-from myxtts.errors import ConfigError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NO_ARGUMENTS: Sequence[str] = ("",)  # for `parser_of`

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import check_writable, write_json
 from myxtts.commands.parser import CommandParser, add_flag, add_json_flag, bounded
 from myxtts.config.schema import DataConfig
-from myxtts.errors import ConfigError
-from myxtts.files import check_writable, write_json
 from myxtts.throughput import planner
 from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths
 from myxtts.throughput.planner import Profile, StageStatistics

@@ -6,9 +6,9 @@ Exit codes: 0 all checks passed, 1 a check failed, 2 a mistake in the settings.
 import argparse
 from collections.abc import Sequence
 
+from myxtts.base.files import check_writable, write_json
 from myxtts.commands.parser import add_flag, add_json_flag, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
-from myxtts.files import check_writable, write_json
 
 NAME = "preflight"
 HELP = "Check with a short trial whether a training run will work."

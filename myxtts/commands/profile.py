@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from myxtts.base.files import check_writable, write_json, write_whole
 from myxtts.commands import parser as flags
 from myxtts.config.schema import Config
-from myxtts.files import check_writable, write_json, write_whole
 
 NAME = "profile"
 HELP = "Measure where the time of a training run goes, and recommend faster settings."

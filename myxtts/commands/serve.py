@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.base.errors import ConfigError, check_packages
 from myxtts.commands import parser as flags
 from myxtts.commands.parser import add_flag, bounded
-from myxtts.errors import ConfigError, check_packages
 
 NAME = "serve"
 HELP = "Speak and transcribe for other programs: OpenAI's interface, Wyoming and a page."

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.base.files import make_folder
 from myxtts.commands import parser as parsers
 from myxtts.config.flags import SETTINGS, command_line, marked, turned_off, with_values
 from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config
-from myxtts.files import make_folder
 from myxtts.local_sgd.shards import HELD_OUT, shard_file, split_corpus
 
 NAME = "shard"

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+from myxtts.base.console import sound_on_stdout
+from myxtts.base.errors import DataError
+from myxtts.base.files import decode_text
 from myxtts.commands import parser as flags
-from myxtts.commands.console import sound_on_stdout
 from myxtts.commands.parser import add_flag, add_switch
-from myxtts.errors import DataError
-from myxtts.files import decode_text
 from myxtts.text.times import FORMS
 
 NAME = "synthesize"

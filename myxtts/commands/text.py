@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from myxtts.base.errors import DataError
 from myxtts.commands import parser as flags
 from myxtts.commands.parser import add_flag
 from myxtts.commands.synthesize import read_text
 from myxtts.config.flags import SETTINGS
-from myxtts.errors import DataError
 from myxtts.text.frontend import Stages, TextFrontend, read_lexicon
 from myxtts.text.languages import choose_language
 from myxtts.text.normalisers import description

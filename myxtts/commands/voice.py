@@ -21,14 +21,10 @@ from typing import Any
 
 import yaml
 
-from myxtts.clock import Timeline, format_duration
-from myxtts.commands import inspect
-from myxtts.commands import parser as flags
-from myxtts.config.checks import reset_inactive
-from myxtts.config.flags import SETTINGS, command_line, with_values
-from myxtts.config.schema import Config
-from myxtts.data.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
-from myxtts.distributed.processes import (
+from myxtts.base.clock import Timeline, format_duration
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import make_folder, write_json, write_whole
+from myxtts.base.processes import (
     ChildProcess,
     ProgramSpec,
     StopSignals,
@@ -36,8 +32,12 @@ from myxtts.distributed.processes import (
     exit_at_sigterm,
     visible_gpus,
 )
-from myxtts.errors import ConfigError
-from myxtts.files import make_folder, write_json, write_whole
+from myxtts.commands import inspect
+from myxtts.commands import parser as flags
+from myxtts.config.checks import reset_inactive
+from myxtts.config.flags import SETTINGS, command_line, with_values
+from myxtts.config.schema import Config
+from myxtts.data.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
 from myxtts.report.metrics import read_last_report
 from myxtts.report.page import RunPage
 from myxtts.training.runs import RunFolder, TrainedRun

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from myxtts.errors import ConfigError
+from myxtts.base.errors import ConfigError
 
 BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
     "accent_strength": (float, 0.0, 10.0),

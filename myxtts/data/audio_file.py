@@ -23,9 +23,9 @@ import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.quality import MAX_CLIPPED, clipped
+from myxtts.base.errors import DataError
+from myxtts.base.files import LFS_POINTER, attach_path_to_errors
 from myxtts.data.ffmpeg import libsndfile_path
-from myxtts.errors import DataError
-from myxtts.files import LFS_POINTER, attach_path_to_errors
 from myxtts.stores import member_of, read_member
 
 # Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.

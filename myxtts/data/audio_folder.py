@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from myxtts.base.errors import DataError
 from myxtts.data.ffmpeg import FFMPEG_SUFFIXES
-from myxtts.errors import DataError
 from myxtts.stores import member_of
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", *FFMPEG_SUFFIXES)

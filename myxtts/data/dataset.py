@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.files import make_folder
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Plan, bucket_bounds
 from myxtts.data.demo_corpus import make_demo_corpus
@@ -26,8 +28,6 @@ from myxtts.data.manifest import (
 from myxtts.data.metadata_file import leave_out, read_rows
 from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple
 from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
-from myxtts.errors import ConfigError, DataError
-from myxtts.files import make_folder
 from myxtts.text import espeak, normalisers
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of

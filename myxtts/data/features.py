@@ -15,10 +15,10 @@ from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, frame_count
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import SILENCE, log_mel, log_mel_of_frames, warped_mel_filters
 from myxtts.audio.pitch import f0
+from myxtts.base.portable_ops import float32_matmul, fold_in, indices, on_host, stateless_uniform
 from myxtts.batch import CONTEXT_FRAMES, TEXT, Field
 from myxtts.config.schema import AugmentationConfig
 from myxtts.data.texts import teacher_row_count
-from myxtts.portable_ops import float32_matmul, fold_in, indices, on_host, stateless_uniform
 
 VTLP_COSINES = 9
 NO_AUGMENTATION = AugmentationConfig()

@@ -7,8 +7,8 @@ import subprocess
 from functools import cache, partial
 from pathlib import Path
 
-from myxtts.errors import DataError
-from myxtts.files import cache_folder, cached_folder, file_stamp
+from myxtts.base.errors import DataError
+from myxtts.base.files import cache_folder, cached_folder, file_stamp
 
 # G.722 and GSM have no header: ffmpeg knows them by these names.
 FFMPEG_SUFFIXES = (

@@ -19,6 +19,8 @@ import numpy as np
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.base.errors import DataError
+from myxtts.base.files import FileStamp, file_stamp, write_csv, write_whole
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import (
     TRIMMED_S,
@@ -32,8 +34,6 @@ from myxtts.data.audio_file import (
     speech_span,
 )
 from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple, shortened
-from myxtts.errors import DataError
-from myxtts.files import FileStamp, file_stamp, write_csv, write_whole
 from myxtts.stores import is_url, member_of
 from myxtts.text.frontend import TextFrontend, read_lexicon
 from myxtts.text.languages import canonical_code, canonical_name

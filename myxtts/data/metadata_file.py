@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import AudioFolder, suffix_of
@@ -35,7 +36,6 @@ from myxtts.data.rows import (
 )
 from myxtts.data.tables import FORMATS, read_table
 from myxtts.data.tar_shards import read_tar_shards
-from myxtts.errors import DataError
 from myxtts.stores import is_url, member_of, stand_in
 from myxtts.text.languages import canonical_name
 

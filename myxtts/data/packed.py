@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig, flag_of
 from myxtts.data.manifest import (
     CHUNK_ROWS,
@@ -33,7 +34,6 @@ from myxtts.data.manifest import (
 )
 from myxtts.data.parquet import load_pyarrow
 from myxtts.data.rows import RejectedRow, Row, Rows, shortened
-from myxtts.errors import DataError
 from myxtts.stores import Member, base_of, is_url
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend

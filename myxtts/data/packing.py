@@ -31,6 +31,8 @@ import soundfile
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import DataError
+from myxtts.base.files import make_folder
 from myxtts.config.flags import with_values
 from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS, Config
 from myxtts.data.audio_file import WHOLE, open_audio, open_sound, read_pcm
@@ -48,8 +50,6 @@ from myxtts.data.metadata_file import read_as_configured
 from myxtts.data.packed import INDEX, METADATA, NO_SYMBOLS, PackedRows, reading_of
 from myxtts.data.parquet import load_pyarrow
 from myxtts.data.rows import Row
-from myxtts.errors import DataError
-from myxtts.files import make_folder
 from myxtts.stores import Store, is_url, member_of, open_store
 from myxtts.text import espeak
 

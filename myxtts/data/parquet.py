@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from myxtts.base.errors import DataError, check_packages
+from myxtts.base.files import cached_folder, file_stamp
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
 from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of
-from myxtts.errors import DataError, check_packages
-from myxtts.files import cached_folder, file_stamp
 
 BATCH_ROWS = 64
 

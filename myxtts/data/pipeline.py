@@ -19,8 +19,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.base.clock import Times
+from myxtts.base.tf_internals import run_operations_as_kernels
 from myxtts.batch import Batch, Field, check_batch, tensor_specs
-from myxtts.clock import Times
 from myxtts.config.schema import Config, DataConfig
 from myxtts.data.batch_plan import Pass, PlannedBatch, planned_batches
 from myxtts.data.dataset import Corpus
@@ -32,7 +33,6 @@ from myxtts.data.reading import ReadBatches, Reader, rows_from_files, rows_from_
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import Route
 from myxtts.stores import ShardCache, member_of, read_member
-from myxtts.tf_internals import run_operations_as_kernels
 
 # Microbatches whose copies have begun, besides the one that a step takes next. So the copy for a
 # step begins behind the step that is three before it, and may be issued a whole step late without

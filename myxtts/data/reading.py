@@ -14,15 +14,15 @@ from threading import Lock
 import numpy as np
 import tensorflow as tf
 
-from myxtts import tf_internals
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
+from myxtts.base import tf_internals
+from myxtts.base.errors import DataError
 from myxtts.batch import TEXT, Batch, Field
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm, read_wave
 from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.manifest import Manifest
-from myxtts.errors import DataError
 from myxtts.stores import Member, member_of, read_member, read_members
 
 # For an unreadable file TensorFlow raises the second one where its message quotes bytes that are

@@ -18,6 +18,8 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from myxtts.base.errors import DataError
+from myxtts.base.files import decode_text
 from myxtts.data import audio_folder
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import (
@@ -31,8 +33,6 @@ from myxtts.data.rows import (
     malformed,
     shortened,
 )
-from myxtts.errors import DataError
-from myxtts.files import decode_text
 from myxtts.text import espeak
 
 METADATA_NAMES = METADATA["files"].split()

@@ -11,11 +11,11 @@ from contextlib import suppress
 from itertools import chain, groupby
 from typing import Any
 
+from myxtts.base.errors import DataError
+from myxtts.base.files import decode_text
 from myxtts.data.audio_folder import suffix_of
 from myxtts.data.rows import CorpusOptions, Layout
 from myxtts.data.tables import COLUMN_NAMES, decompressed, objects_of, row_of, table_of
-from myxtts.errors import DataError
-from myxtts.files import decode_text
 from myxtts.stores import Member, Store, base_of, is_url, open_store
 
 

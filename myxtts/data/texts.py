@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from myxtts.base.errors import DataError
+from myxtts.base.files import decode_text
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Manifest, Vocabulary
-from myxtts.errors import DataError
-from myxtts.files import decode_text
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import choose_language
 

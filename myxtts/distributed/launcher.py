@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from myxtts.distributed import processes
+from myxtts.base import processes
+from myxtts.base.errors import PeerLost, PlacementError, UserError
+from myxtts.base.files import make_folder
+from myxtts.base.machine import usable_cores
+from myxtts.base.processes import ChildProcess, ProgramSpec, StopSignals
+from myxtts.base.terminal import detach_stdout
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.processes import ChildProcess, ProgramSpec, StopSignals
-from myxtts.errors import PeerLost, PlacementError, UserError
-from myxtts.files import make_folder
-from myxtts.machine import usable_cores
-from myxtts.terminal import detach_stdout
 
 
 def local_workers(count: int) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from myxtts.base.errors import PeerLost, PlacementError, UserError
 from myxtts.distributed.cluster import Cluster, check_addresses, is_loopback, split_address
-from myxtts.errors import PeerLost, PlacementError, UserError
 
 FIRST_REPORT_S = 5.0
 REPORT_EVERY_S = 30.0

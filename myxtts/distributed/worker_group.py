@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
-from myxtts import tf_internals
+from myxtts.base import tf_internals
+from myxtts.base.errors import PeerLost, PlacementError, TrainingError, UserError
+from myxtts.base.processes import StopSignals
 from myxtts.config.schema import WorkersConfig
 from myxtts.distributed.cluster import Cluster, bind_to_loopback, is_loopback, split_address
-from myxtts.distributed.processes import StopSignals
 from myxtts.distributed.rendezvous import rendezvous
-from myxtts.errors import PeerLost, PlacementError, TrainingError, UserError
 
 # The chief may still observe the last step; a missing heartbeat shows earlier that it died.
 END_BARRIER = "end"

@@ -7,11 +7,17 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from myxtts.errors import check_packages
+from myxtts.base.errors import check_packages
+from myxtts.base.files import (
+    check_writable,
+    make_folder,
+    tolerate_full_disk,
+    write_json,
+    write_whole,
+)
 from myxtts.evaluation import asr, held_out, metrics, tts, vocoder
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions
 from myxtts.evaluation.table import ColumnScore, ScoreWeights
-from myxtts.files import check_writable, make_folder, tolerate_full_disk, write_json, write_whole
 from myxtts.placement import devices
 from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER, SCORES

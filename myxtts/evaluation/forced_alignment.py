@@ -18,6 +18,7 @@ from tqdm import tqdm
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
+from myxtts.base.files import make_folder, write_csv
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import WHOLE, read_header, read_wave, resampled_length
 from myxtts.data.inspection import Clip, Finding, Inspection, inspect_corpus
@@ -25,7 +26,6 @@ from myxtts.data.manifest import Manifest
 from myxtts.data.reading import read_row
 from myxtts.evaluation.held_out import load_other
 from myxtts.evaluation.speech import BATCH_UTTERANCES, pad_rows
-from myxtts.files import make_folder, write_csv
 from myxtts.models import alignment
 from myxtts.models.xtts import XTTS
 from myxtts.placement import devices

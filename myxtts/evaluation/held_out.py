@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.config.flags import turned_off
 from myxtts.config.schema import OFF_IN_EVALUATION, Config
 from myxtts.data import dataset
@@ -19,7 +20,6 @@ from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pipeline import HandOver, held_out_pipeline
 from myxtts.data.reading import read_row
 from myxtts.data.rows import DEFAULT_SPEAKER, Rows
-from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER

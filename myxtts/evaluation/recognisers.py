@@ -10,8 +10,8 @@ import soxr
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import check_packages
 from myxtts.data.audio_file import to_pcm
-from myxtts.errors import check_packages
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.training.observation import Throttle, no_throttle
 

@@ -12,6 +12,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
+from myxtts.base.portable_ops import function_per_device_type
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.audio_file import to_pcm
 from myxtts.data.manifest import Manifest
@@ -21,7 +22,6 @@ from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, evenly_spaced
 from myxtts.evaluation.metrics import AcousticFeatures
 from myxtts.evaluation.table import Metrics
 from myxtts.models.xtts import XTTS, normalised_mel
-from myxtts.portable_ops import function_per_device_type
 from myxtts.text.words import SEPARATORS
 from myxtts.training.checkpoint_files import Record
 from myxtts.training.observation import Throttle, no_throttle

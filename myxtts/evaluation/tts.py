@@ -12,14 +12,14 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
+from myxtts.base.errors import DataError
+from myxtts.base.files import numbered_name
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.errors import DataError
 from myxtts.evaluation import held_out, metrics, speech, table, word_errors
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions, Utterance
 from myxtts.evaluation.metrics import AcousticFeatures, CopyMetrics, UtteranceMetrics
 from myxtts.evaluation.recognisers import open_recogniser
 from myxtts.evaluation.table import ColumnScore, Means, Metric, Metrics, ScoreWeights
-from myxtts.files import numbered_name
 from myxtts.models.xtts import XTTS
 from myxtts.report.plots import f0_curves, mel_and_alignment, png_bytes
 from myxtts.tasks.tts import synthesis_options

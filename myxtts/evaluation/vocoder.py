@@ -19,6 +19,8 @@ from myxtts.audio.format import (
     frame_count,
 )
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
+from myxtts.base.files import numbered_name
+from myxtts.base.machine import core_count
 from myxtts.data.audio_file import write_wav
 from myxtts.data.reading import read_row
 from myxtts.data.rows import DEFAULT_SPEAKER
@@ -26,8 +28,6 @@ from myxtts.evaluation import held_out, metrics, speech, table
 from myxtts.evaluation.held_out import Evaluation
 from myxtts.evaluation.metrics import CopyMetrics
 from myxtts.evaluation.table import ColumnScore, Means, Metric, Metrics, ScoreWeights
-from myxtts.files import numbered_name
-from myxtts.machine import core_count
 from myxtts.report.plots import png_bytes, spectra
 from myxtts.training.observation import LoadVocoder, Throttle, no_throttle
 from myxtts.training.runs import TrainedRun

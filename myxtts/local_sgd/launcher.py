@@ -18,22 +18,22 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from myxtts.base import processes
+from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.files import locked_file, make_folder, write_whole
+from myxtts.base.machine import usable_cores
+from myxtts.base.processes import ChildProcess, ProgramSpec, StopSignals
+from myxtts.base.terminal import detach_stdout
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import command_line, marked, with_values
 from myxtts.config.load import dump, format_value, load
 from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
-from myxtts.distributed import processes
-from myxtts.distributed.processes import ChildProcess, ProgramSpec, StopSignals
-from myxtts.errors import ConfigError, PlacementError
-from myxtts.files import locked_file, make_folder, write_whole
 from myxtts.local_sgd import status
 from myxtts.local_sgd.merge import ancestor_of, fresh_record, newest_average
 from myxtts.local_sgd.shards import HELD_OUT, TRAIN, shard_file, split_corpus
 from myxtts.local_sgd.status import WARMSTART, LauncherState, MergeResult, ProcessState
-from myxtts.machine import usable_cores
 from myxtts.placement.routes import flags_of_gpus
 from myxtts.report.overview import JobsPage
-from myxtts.terminal import detach_stdout
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import Checkpoint, latest, read_record, step_of
 from myxtts.training.runs import LOCK, RunFolder

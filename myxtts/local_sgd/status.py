@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from myxtts.clock import format_duration
-from myxtts.errors import ConfigError
-from myxtts.files import write_whole
+from myxtts.base.clock import format_duration
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import write_whole
 from myxtts.local_sgd.shards import CorpusShards, align_columns
 from myxtts.report.metrics import read_last_report
 from myxtts.report.overview import read_facts

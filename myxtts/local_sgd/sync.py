@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.errors import CheckpointError, ConfigError, PeerLost
 from myxtts.config.flags import marked
 from myxtts.config.schema import IN_SYNC
-from myxtts.errors import CheckpointError, ConfigError, PeerLost
 from myxtts.local_sgd import merge
 from myxtts.local_sgd.merge import newest_average, weighted_mean
 from myxtts.training.checkpoint_files import (

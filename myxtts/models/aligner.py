@@ -8,8 +8,8 @@ loss: Shih et al. 2021, RAD-TTS; Badlani et al. 2022, "One TTS Alignment To Rule
 import tensorflow as tf
 from keras import layers
 
+from myxtts.base.portable_ops import indices
 from myxtts.models.layers import CompositeLayer, Dense, Embedding
-from myxtts.portable_ops import indices
 
 CHANNELS = 96
 # Of the encoder of frames. With 9 frames, times of phonemes were 4 to 12 ms late, and neither loss

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import tensorflow as tf
 
-from myxtts.portable_ops import float32_matmul, indices, stateless_uniform
+from myxtts.base.portable_ops import float32_matmul, indices, stateless_uniform
 
 # Of the squared distance of a frame from a token's mean mel, in normalised units over 80 bands.
 DISTANCE_SCALE = 16.0

@@ -5,8 +5,8 @@ Shape legend: B batch, T frames, V symbols, U labels.
 
 import tensorflow as tf
 
-from myxtts import tf_internals
-from myxtts.portable_ops import on_host
+from myxtts.base import tf_internals
+from myxtts.base.portable_ops import on_host
 from myxtts.text.symbols import BLANK_ID, SymbolTable
 
 # Of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505).

@@ -12,7 +12,7 @@ the same scale at all times (Karras et al. 2022).
 
 import tensorflow as tf
 
-from myxtts.portable_ops import stateless_uniform
+from myxtts.base.portable_ops import stateless_uniform
 
 # Noise assumed to remain at t = 1, where the network's unit would otherwise be 0.
 MIN_NOISE = 1e-3

@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+from myxtts.base.portable_ops import fold_in, indices, on_host, stateless_uniform
 from myxtts.batch import empty_batch
-from myxtts.portable_ops import fold_in, indices, on_host, stateless_uniform
 
 
 def build_network(precision: str, create: Callable[[], keras.Model]):

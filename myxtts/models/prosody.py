@@ -5,7 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
-from myxtts.portable_ops import float32_matmul, fold_in, stateless_normal
+from myxtts.base.portable_ops import float32_matmul, fold_in, stateless_normal
 
 # The network's unit of pitch: distance from 150 Hz, between usual low and high voices, in units of
 # 3 semitones.

@@ -4,9 +4,9 @@ import tensorflow as tf
 
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import SILENCE
+from myxtts.base.portable_ops import fold_in, stateless_normal
 from myxtts.models import alignment, prosody
 from myxtts.models.xtts import TEMPERATURE, XTTS
-from myxtts.portable_ops import fold_in, stateless_normal
 
 
 class TeacherModel:

@@ -25,9 +25,9 @@ from myxtts.audio.excitation import interpolate_unvoiced, pulse_train, smoothed_
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, PAD_SAMPLES
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
+from myxtts.base.portable_ops import fold_in, stateless_normal
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
 from myxtts.models.layers import CompositeLayer, Dense, build_network, mean_of_rows, sum_over
-from myxtts.portable_ops import fold_in, stateless_normal
 
 # Window of the filters, half that of the mel: they change more often than the mel.
 FILTER_SAMPLES = 512

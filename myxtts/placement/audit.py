@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from myxtts import tf_internals
-from myxtts.errors import PlacementError
+from myxtts.base import tf_internals
+from myxtts.base.errors import PlacementError
 
 # TensorFlow uses a DEFAULT kernel if the device has no kernel that fits.
 GPU = ("GPU", "DEFAULT")

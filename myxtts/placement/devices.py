@@ -16,9 +16,10 @@ from tempfile import TemporaryFile
 
 import tensorflow as tf
 
+from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.machine import ThreadPools, automatic_pools, core_count, is_pinned
+from myxtts.base.tf_internals import has_cuda_gpus, has_started
 from myxtts.config.schema import PlacementConfig
-from myxtts.errors import ConfigError, PlacementError
-from myxtts.machine import ThreadPools, automatic_pools, core_count, is_pinned
 from myxtts.placement.gpu_memory import (
     DriverUnavailable,
     ask_driver,
@@ -27,7 +28,6 @@ from myxtts.placement.gpu_memory import (
     read_memory,
 )
 from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
-from myxtts.tf_internals import has_cuda_gpus, has_started
 
 # LLVM ends the process: its PTX 8.5 does not support sm_120
 # (github.com/tensorflow/tensorflow/issues/111958).

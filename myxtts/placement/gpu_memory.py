@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from myxtts.distributed.processes import visible_gpus
-from myxtts.errors import PlacementError
+from myxtts.base.errors import PlacementError
+from myxtts.base.processes import visible_gpus
 from myxtts.placement.routes import Placement
 
 # What TensorFlow 2.21 leaves to CUDA, cuBLAS, cuDNN and NCCL if it has no limit, by the largest
@@ -121,7 +121,7 @@ def gpu_handle(nvml: Any, gpu: int) -> Any:
 
     Both number the GPUs by their places on the bus, TensorFlow those of CUDA_VISIBLE_DEVICES alone.
     """
-    # `commands.console` sets it, unless the user has set another one.
+    # `base.console` sets it, unless the user has set another one.
     if (order := os.environ.get("CUDA_DEVICE_ORDER")) != "PCI_BUS_ID":
         raise LookupError(f"CUDA_DEVICE_ORDER is {order}, not PCI_BUS_ID")
     names = visible_gpus()

@@ -9,13 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from myxtts.base.errors import PlacementError
+from myxtts.base.tf_internals import has_cuda_gpus
 from myxtts.config.schema import WorkersConfig
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import TIMEOUTS, worker_group
-from myxtts.errors import PlacementError
 from myxtts.placement.devices import gpu_names
 from myxtts.placement.routes import Placement, Route
-from myxtts.tf_internals import has_cuda_gpus
 
 
 @dataclass(frozen=True)

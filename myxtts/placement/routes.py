@@ -7,9 +7,9 @@ placements.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from myxtts.base.errors import PlacementError
 from myxtts.config.flags import marked
 from myxtts.config.schema import NAMES_GPUS, PlacementConfig, ThreadCount, flag_of
-from myxtts.errors import PlacementError
 
 DEFAULT_DATA_MEMORY_MIB = 8192
 DEFAULT_MODEL_MEMORY_MIB = 16384

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from myxtts.errors import UserError
-from myxtts.terminal import printable
+from myxtts.base.errors import UserError
+from myxtts.base.terminal import printable
 
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
 

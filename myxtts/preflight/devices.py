@@ -7,8 +7,8 @@ from statistics import median
 
 import tensorflow as tf
 
+from myxtts.base.errors import PlacementError
 from myxtts.batch import Batch
-from myxtts.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.audit import require_device
 from myxtts.placement.routes import LogicalDevice, Placement, Route, named_data_gpus, named_gpus

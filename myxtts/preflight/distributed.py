@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.errors import PlacementError
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import worker_group
-from myxtts.errors import PlacementError
 from myxtts.placement.devices import check_xla_flags, gpu_names
 from myxtts.placement.routes import first_own_gpu
 from myxtts.preflight.checks import Check, required

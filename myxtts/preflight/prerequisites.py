@@ -11,13 +11,13 @@ import tensorflow as tf
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from myxtts.base.errors import PlacementError
+from myxtts.base.processes import NVIDIA_SMI_S, output_of
+from myxtts.base.tf_internals import has_cuda_gpus
 from myxtts.config.schema import Config
-from myxtts.distributed.processes import NVIDIA_SMI_S, output_of
-from myxtts.errors import PlacementError
 from myxtts.placement.devices import check_xla_flags
 from myxtts.placement.routes import Placement, named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
-from myxtts.tf_internals import has_cuda_gpus
 
 # A checkout that is not installed has no metadata of a package.
 REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"

@@ -14,18 +14,18 @@ from itertools import chain, islice, product
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.clock import Span, Timeline
+from myxtts.base.machine import available_memory_mib
+from myxtts.base.tf_internals import device_memory_mib
 from myxtts.batch import Batch, empty_batch
-from myxtts.clock import Span, Timeline
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass, Plan, Position
 from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, ReplicaBatches, step_batches
-from myxtts.machine import available_memory_mib
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit, require_device
 from myxtts.placement.routes import Placement
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
-from myxtts.tf_internals import device_memory_mib
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
 from myxtts.training.description import describe_batch, out_of_memory
 from myxtts.training.memory import MemoryForecast

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from myxtts.files import attach_path_to_errors, write_whole
+from myxtts.base.files import attach_path_to_errors, write_whole
 
 # Beyond it a float64 skips whole numbers.
 MAX_STEP = 2**53

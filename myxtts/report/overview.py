@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from myxtts.files import write_whole
+from myxtts.base.files import write_whole
 from myxtts.report.metrics import History, read_last_report, validation_scores
 
 TEMPLATE = Path(__file__).with_name("page.html")

@@ -17,8 +17,8 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tqdm import tqdm
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.clock import FIRST_STEP, Interval, format_duration
-from myxtts.files import tolerate_full_disk
+from myxtts.base.clock import FIRST_STEP, Interval, format_duration
+from myxtts.base.files import tolerate_full_disk
 from myxtts.report.metrics import MetricsFile, validation_scores
 
 PACKAGE = logging.getLogger("myxtts")

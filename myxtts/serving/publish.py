@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from myxtts.base.files import write_whole
 from myxtts.config.flags import marked, with_values
 from myxtts.config.load import dump
 from myxtts.config.schema import PER_MACHINE
-from myxtts.files import write_whole
 from myxtts.report.overview import read_facts
 from myxtts.serving.speakers import ExportedSpeaker
 from myxtts.synthesis.export import check_new_folder, complete_folder, export_run

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from myxtts.base.errors import CheckpointError, DataError, check_packages
+from myxtts.base.files import LFS_POINTER
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.errors import CheckpointError, DataError, check_packages
-from myxtts.files import LFS_POINTER
 from myxtts.synthesis.spoken_text import (
     FRONTEND,
     encode_text,

@@ -25,8 +25,8 @@ from wyoming.info import (
 from wyoming.tts import Synthesize
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import DataError
 from myxtts.data.audio_file import RATE_LIMITS_HZ, to_pcm
-from myxtts.errors import DataError
 from myxtts.serving import server
 from myxtts.serving.server import Desk, message_of
 

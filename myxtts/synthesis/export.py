@@ -20,9 +20,9 @@ from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import OnnxVocoder, VocoderProtocol
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import check_writable, write_json
 from myxtts.config.schema import PlacementConfig
-from myxtts.errors import ConfigError
-from myxtts.files import check_writable, write_json
 from myxtts.models.xtts import SYNTHESIS_SIGNATURE, XTTS
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from myxtts.errors import ConfigError
-from myxtts.files import write_whole
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import write_whole
 
 PAGE = Path(__file__).with_name("page.html")
 RUNTIME = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"

@@ -15,6 +15,8 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.files import check_writable, partial_file_of
 from myxtts.data.audio_file import (
     HEADER_BYTES,
     REFERENCE,
@@ -22,8 +24,6 @@ from myxtts.data.audio_file import (
     check_recording,
     wav_header,
 )
-from myxtts.errors import ConfigError, DataError
-from myxtts.files import check_writable, partial_file_of
 from myxtts.text.frontend import read_lexicon
 from myxtts.text.languages import choose_language
 from myxtts.text.sentences import empty_text_message, split_text

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.named import ADVICE
 from myxtts.text.sentences import Boundary, empty_text_message, split_text

@@ -7,7 +7,7 @@ from statistics import median
 
 import tensorflow as tf
 
-from myxtts.errors import ConfigError
+from myxtts.base.errors import ConfigError
 from myxtts.models.alignment import search_by_blocks, search_by_frames
 from myxtts.placement.devices import xla_failure
 

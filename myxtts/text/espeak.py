@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 from myxtts.text.languages import canonical_code
 
 # The sample rate of every formant voice.

@@ -12,8 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from myxtts.errors import DataError
-from myxtts.files import decode_text
+from myxtts.base.errors import DataError
+from myxtts.base.files import decode_text
 from myxtts.text import espeak
 from myxtts.text.named import check_vowels, check_words
 from myxtts.text.normalisers import Normaliser, unread, words_of

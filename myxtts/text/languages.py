@@ -10,7 +10,7 @@ import yaml
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
 
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
 SHARED_SCRIPTS = ("Zyyy", "Zinh", "Zzzz")

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from fontTools.unicodedata import script as script_of
 
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 from myxtts.text import espeak
 from myxtts.text.languages import SHARED_SCRIPTS, canonical_code, scripts_of
 

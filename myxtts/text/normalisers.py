@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import yaml
 
-from myxtts.errors import ConfigError, DataError
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.text import espeak
 from myxtts.text.languages import canonical_code
 from myxtts.text.sentences import clauses_of

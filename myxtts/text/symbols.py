@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from myxtts.errors import DataError
+from myxtts.base.errors import DataError
 
 PADDING_ID, BEGIN_ID, END_ID, FIRST_SYMBOL_ID = range(4)
 # As CTC's blank, padding can serve: it is never a label.

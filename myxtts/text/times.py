@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from myxtts.errors import ConfigError
-from myxtts.files import check_writable, json_bytes, write_whole
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import check_writable, json_bytes, write_whole
 from myxtts.text.words import Word
 
 # A separator between words lasts at least a frame. Shorter than the closure of a stop, it is none.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from myxtts.clock import NO_WAIT, Interval
+from myxtts.base.clock import NO_WAIT, Interval
+from myxtts.base.machine import core_count
 from myxtts.config.flags import SETTINGS, command_line
 from myxtts.config.schema import DataConfig
-from myxtts.machine import core_count
 from myxtts.placement.routes import Placement, Route
 from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from myxtts.base.errors import OutOfMemory, PlacementError, TrainingError, UserError
+from myxtts.base.processes import child_setup, exit_at_sigterm
 from myxtts.config.flags import marked, with_values
 from myxtts.config.schema import NAMES_GPUS, Config
 from myxtts.distributed.cluster import find_cluster
-from myxtts.distributed.processes import child_setup, exit_at_sigterm
-from myxtts.errors import OutOfMemory, PlacementError, TrainingError, UserError
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.throughput import planner
 from myxtts.throughput.assess import SHARED

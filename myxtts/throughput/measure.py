@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.clock import MODEL, Clock, Interval, Span, Timeline
+from myxtts.base.errors import PlacementError
 from myxtts.batch import Batch
-from myxtts.clock import MODEL, Clock, Interval, Span, Timeline
 from myxtts.config.flags import turned_off, with_values
 from myxtts.config.schema import OFF_IN_TRIAL, Config, RunConfig
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline, ProduceFunction, ReplicaFeed, trace_produce
-from myxtts.errors import PlacementError
 from myxtts.models.teacher import NullTeacher
 from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas

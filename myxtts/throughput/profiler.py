@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from myxtts.clock import Span
+from myxtts.base.clock import Span
 from myxtts.config.schema import Config, DataConfig
 from myxtts.placement.routes import Placement, Route
 from myxtts.throughput import assess, measure

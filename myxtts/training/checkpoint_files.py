@@ -27,12 +27,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from myxtts import files
+from myxtts.base import files
+from myxtts.base.errors import CheckpointError
 from myxtts.config.advice import other_names
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Position
 from myxtts.data.manifest import Vocabulary
-from myxtts.errors import CheckpointError
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.schedule import Observation

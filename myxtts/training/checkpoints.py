@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from myxtts.errors import CheckpointError
-from myxtts.files import partial_folder_of
+from myxtts.base.errors import CheckpointError
+from myxtts.base.files import partial_folder_of
 from myxtts.report.metrics import FIGURES
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import Best, Checkpoint, Record, list_checkpoints, step_of

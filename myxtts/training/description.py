@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import OutOfMemory, TrainingError, lacking_memory
 from myxtts.config.checks import inactive_settings
 from myxtts.config.flags import values_of
 from myxtts.config.schema import Config, TrainingConfig, flag_of
 from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.data.pipeline import HANDED_OVER_AHEAD
-from myxtts.errors import OutOfMemory, TrainingError, lacking_memory
 from myxtts.models.layers import parameter_count
 from myxtts.placement.devices import describe
 from myxtts.tasks.registry import task_of

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from myxtts.base.clock import FIRST_STEP
+from myxtts.base.files import tolerate_full_disk
 from myxtts.batch import Batch
-from myxtts.clock import FIRST_STEP
 from myxtts.data.batch_plan import PlannedStep
-from myxtts.files import tolerate_full_disk
 from myxtts.placement.audit import require_device
 from myxtts.report.metrics import MetricsFile
 from myxtts.training.observation import OBSERVER, Observer, Snapshot

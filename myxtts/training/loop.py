@@ -16,12 +16,12 @@ from itertools import chain
 
 import tensorflow as tf
 
+from myxtts.base.clock import Clock
+from myxtts.base.errors import PlacementError, TrainingError
 from myxtts.batch import Batch
-from myxtts.clock import Clock
 from myxtts.data.batch_plan import PlannedStep
 from myxtts.data.feed import StopArrived
 from myxtts.data.pipeline import HANDED_OVER_AHEAD, HandOver, ReplicaBatches, ReplicaFeed
-from myxtts.errors import PlacementError, TrainingError
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observation import OBSERVER, Observer
 from myxtts.training.schedule import Schedule

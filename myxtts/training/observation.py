@@ -22,12 +22,12 @@ import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.audio.vocoder import LoadVocoder
+from myxtts.base.clock import Span, Timeline, format_duration
+from myxtts.base.errors import TrainingError, UserError, lacking_memory
 from myxtts.batch import tensor_specs
-from myxtts.clock import Span, Timeline, format_duration
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
 from myxtts.data.pipeline import HandOver, Pipeline, ProducedBatch, ReplicaFeed, launch_lock
 from myxtts.data.reading import read_row
-from myxtts.errors import TrainingError, UserError, lacking_memory
 from myxtts.models.layers import loss_names
 from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard

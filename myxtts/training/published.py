@@ -4,8 +4,8 @@ import hashlib
 import logging
 from pathlib import Path
 
-from myxtts.errors import DataError
-from myxtts.files import cached_folder
+from myxtts.base.errors import DataError
+from myxtts.base.files import cached_folder
 from myxtts.stores import is_url, open_store
 
 CHECKSUMS = "SHA256SUMS"

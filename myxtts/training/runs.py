@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from myxtts import files
 from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.base import files
+from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.config.advice import advice_on_run
 from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 from myxtts.config.synthesis import check_options
 from myxtts.data.manifest import Manifest, Vocabulary, difference
-from myxtts.errors import CheckpointError, ConfigError
 from myxtts.training.checkpoint_files import (
     Checkpoint,
     Record,

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT, frame_count
+from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.config.checks import check_shares, check_xla
 from myxtts.config.flags import SETTINGS, marked
 from myxtts.config.schema import IN_SCORES, PER_MACHINE, Config
@@ -28,7 +29,6 @@ from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary, frontend_of
 from myxtts.data.pipeline import Pipeline, held_out_pipeline
 from myxtts.distributed.cluster import Cluster
-from myxtts.errors import CheckpointError, ConfigError, DataError
 from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.devices import xla_failure

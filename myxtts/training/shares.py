@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import tensorflow as tf
 
-from myxtts.clock import Clock
+from myxtts.base.clock import Clock
 from myxtts.data.batch_plan import Pass, water_fill
 from myxtts.data.pipeline import Pipeline, ReplicaFeed
 from myxtts.placement.gpu_memory import DriverUnavailable, read_memory

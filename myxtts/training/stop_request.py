@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from myxtts.distributed.processes import REPEAT_S, stop_signals
+from myxtts.base.processes import REPEAT_S, stop_signals
 
 # Each read waits until a GPU has done all that is queued on it, so only every fourth step reads.
 READ_EVERY = 4

@@ -7,7 +7,7 @@ import sys
 import time
 
 from fakes.toy_models import toy_models
-from myxtts.commands.console import filter_stderr, report_errors, set_environment
+from myxtts.base.console import filter_stderr, report_errors, set_environment
 from myxtts.commands.train import parse, run
 
 

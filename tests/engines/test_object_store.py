@@ -12,8 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts import stores
+from myxtts.base.errors import DataError
 from myxtts.commands import pack
-from myxtts.errors import DataError
 from tests.engines.s3_server import BUCKET, S3Server
 from tests.fixtures import entered, temporary_folder
 

@@ -3,8 +3,8 @@
 import sys
 
 from fakes.toy_models import toy_models
+from myxtts.base.console import filter_stderr, report_errors, set_environment
 from myxtts.commands import train
-from myxtts.commands.console import filter_stderr, report_errors, set_environment
 
 if __name__ == "__main__":
     set_environment()

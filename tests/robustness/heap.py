@@ -23,8 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from myxtts.base.console import report_errors
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
 
 # Memory differs by 10 MiB within a step, so only the mean of many lines shows growth.
 EVERY_S = 0.25

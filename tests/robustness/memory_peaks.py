@@ -55,7 +55,7 @@ def main() -> int:
 CHILD = """
 import sys
 from tests.robustness.memory_peaks import compare
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 sys.exit(report_errors(lambda: compare(*sys.argv[1:])))
 """
 

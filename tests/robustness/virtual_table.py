@@ -272,7 +272,7 @@ def run_in_forks(name: str, side: str, folder: Path) -> int:
 def run_row(name: str, side: str, folder: Path) -> int:
     """Run a program in this process; return its exit code."""
     from fakes.toy_models import toy_models
-    from myxtts.commands.console import report_errors
+    from myxtts.base.console import report_errors
     from myxtts.models import asr, vocoder, xtts
 
     row = ROWS[name]

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from myxtts.machine import available_memory_mib
+from myxtts.base.machine import available_memory_mib
 
 FOLDER = Path(__file__).parent
 PREFIX = "VIRTUAL_GPU_"

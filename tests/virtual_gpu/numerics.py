@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.proof import operations
-from myxtts import tf_internals
 from myxtts.audio.mel import log_mel
+from myxtts.base import tf_internals
+from myxtts.base.portable_ops import float32_matmul, function_per_device_type
 from myxtts.models.prosody import target_prosody
-from myxtts.portable_ops import float32_matmul, function_per_device_type
 from tests.sine_corpus import librosa_log_mel, signals
 
 CPU, GPU = "/CPU:0", "/GPU:0"

@@ -22,15 +22,15 @@ import tensorflow as tf
 from fakes.threads import mixed_up
 from fakes.toy_models import toy_models
 from myxtts.audio.format import frame_count
+from myxtts.base.console import report_errors
+from myxtts.base.tf_internals import device_memory_mib
 from myxtts.commands import train
-from myxtts.commands.console import report_errors
 from myxtts.config.schema import PlacementConfig
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline
 from myxtts.data.reading import Source
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
-from myxtts.tf_internals import device_memory_mib
 from myxtts.training.observation import Validation
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.step import Step

@@ -24,7 +24,7 @@ import soundfile
 import soxr
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
 from myxtts.config.schema import AugmentationConfig
 from myxtts.data.audio_file import read_wave
 from utilities.human.corpora import read_tables, write_tables

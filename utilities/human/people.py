@@ -29,10 +29,10 @@ import numpy as np
 import scipy.signal
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands.console import report_errors
+from myxtts.base.console import report_errors
+from myxtts.base.errors import DataError
+from myxtts.base.files import write_whole
 from myxtts.data.audio_file import read_header, read_wave, write_wav
-from myxtts.errors import DataError
-from myxtts.files import write_whole
 from utilities.human.corpora import CORPORA, OUT, TABLES, Row, read_tables, write_tables
 from utilities.human.degrade import NOISE, ROOM, augmented
 

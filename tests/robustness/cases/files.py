@@ -13,6 +13,7 @@ import numpy as np
 import soundfile
 import soxr
 
+from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data import audio_file
 from myxtts.data.audio_file import REFERENCE, read_pcm, read_recording
@@ -20,7 +21,6 @@ from myxtts.data.inspection import inspect_corpus
 from myxtts.data.manifest import LengthRule, build_manifest
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.rows import RowTuple
-from myxtts.errors import DataError
 from tests.robustness.cases import Case, Lab
 
 RATE_HZ = 22_050

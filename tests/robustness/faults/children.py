@@ -266,7 +266,7 @@ class ForkedPopen:
 
 def fork_children() -> None:
     """Let the launchers of this process fork their children."""
-    from myxtts.distributed import processes
+    from myxtts.base import processes
 
     def popen(command: Sequence[str], **settings):
         is_python = command[0] == sys.executable

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from myxtts.clock import Interval
+from myxtts.base.clock import Interval
 from myxtts.report.metrics import read_metrics
 from myxtts.training.checkpoint_files import list_checkpoints, step_of
 from tests.robustness.faults.children import Prepare

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from myxtts.base.errors import PeerLost
+from myxtts.base.files import locked_file
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers
-from myxtts.errors import PeerLost
-from myxtts.files import locked_file
 from tests.robustness.faults.children import Child, fork_children
 from tests.robustness.faults.injection import redirect
 from tests.robustness.faults.lab import STEPS, losses_of, weights_of

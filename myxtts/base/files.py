@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from myxtts.errors import ConfigError, DataError
+from myxtts.base.errors import ConfigError, DataError
 
 STEM_BYTES = 180
 # What a clone without Git LFS has instead of a file.

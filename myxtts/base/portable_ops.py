@@ -7,7 +7,7 @@ from zlib import crc32
 
 import tensorflow as tf
 
-from myxtts import tf_internals
+from myxtts.base import tf_internals
 
 # A tenth more work for a sentence of 4 s, and 16 shapes for all sentences below 12 s.
 FRAMES_GRID = 64

@@ -13,11 +13,12 @@ from myxtts.audio.vocoder import GriffinLim
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import Corpus
-from myxtts.data.pipeline import Pipeline, ProducedBatch
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.producer import ProducedBatch
+from myxtts.devicefeed.routes import Placement, Route
 from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, load_held_out, load_utterances
 from myxtts.evaluation.speech import predict_mels, vocode_mels
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.runs import TrainedRun
@@ -77,7 +78,7 @@ def medium_batch(config: Config, corpus: Corpus, route: Route, run: Path) -> Pro
         corpus, [route], extractor, config.data, seed=config.training.seed, cache_folder=run
     )
     with pipeline.open_feed(Pass(epochs=1)) as feed:
-        return next(batch for (batch,) in feed if batch.planned.step.bucket == middle)
+        return next(batch for (batch,) in feed if batch.tag.step.bucket == middle)
 
 
 def synthesis_speed(

@@ -54,7 +54,7 @@ def traced_functions(config: Config) -> dict:
     """Return the concrete functions of a run with these settings by name."""
     from myxtts.batch import empty_batch
     from myxtts.data.manifest import Vocabulary
-    from myxtts.data.pipeline import trace_produce
+    from myxtts.devicefeed.producer import trace_produce
     from myxtts.placement.replicas import make_replicas
     from myxtts.tasks.registry import task_of
     from myxtts.text.symbols import SymbolTable

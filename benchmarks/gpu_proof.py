@@ -25,10 +25,11 @@ from benchmarks.proof.page import PAGE
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Section
 from myxtts.base.console import report_errors
-from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.errors import ConfigError
 from myxtts.base.files import make_folder
 from myxtts.commands.parser import bounded
 from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.devicefeed.errors import PlacementError
 
 SECTIONS = (
     Section(1, "benchmarks.proof.hardware", "What is here", 0.03),

@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.scaling import pinned
 from myxtts.base.console import report_errors
-from myxtts.base.errors import PlacementError, TrainingError
+from myxtts.base.errors import TrainingError
 from myxtts.base.machine import usable_cores
 from myxtts.commands.parser import bounded
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.training.checkpoint_files import latest, step_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
-from myxtts.base.errors import UserError
 from myxtts.commands.parser import bounded
 from myxtts.data.audio_file import read_wave
 from myxtts.data.metadata_file import read_corpus
+from myxtts.devicefeed.errors import UserError
 
 GROSS = 0.2
 VOICED = 0.5  # confidence from which swift-f0 calls a frame voiced

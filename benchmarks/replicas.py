@@ -159,9 +159,10 @@ def train(
             all replicas.
     """
     from myxtts.data.dataset import load_corpora
-    from myxtts.data.pipeline import Pipeline, step_batches
+    from myxtts.data.pipeline import Pipeline
+    from myxtts.devicefeed.producer import step_batches
+    from myxtts.devicefeed.routes import Route
     from myxtts.placement.replicas import make_replicas
-    from myxtts.placement.routes import Route
     from myxtts.tasks.registry import length_rule_of, task_of
     from myxtts.training.setup import build_state, make_schedule, make_step, tune
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
-from myxtts.base.tf_internals import run_operations_as_kernels
+from myxtts.devicefeed.internals import run_operations_as_kernels
 
 THREADS = 4
 

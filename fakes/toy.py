@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.config.schema import DataConfig
-from myxtts.data.features import FeatureExtractor
 from myxtts.data.manifest import Manifest
-from myxtts.data.pipeline import ProduceFunction, make_reader, trace_produce
+from myxtts.data.pipeline import make_reader
 from myxtts.data.reading import Reader
+from myxtts.devicefeed.contract import FeatureExtractor
+from myxtts.devicefeed.producer import ProduceFunction, trace_produce
 from myxtts.models.layers import sum_over
 
 
@@ -61,7 +62,7 @@ def build_toy(
 def shared_traces() -> Iterator[None]:
     """Let runs share the functions of producers and readers: `traced_once`, `read_by_one`."""
     with (
-        mock.patch("myxtts.data.pipeline.trace_produce", traced_once),
+        mock.patch("myxtts.devicefeed.producer.trace_produce", traced_once),
         mock.patch("myxtts.data.pipeline.make_reader", read_by_one),
     ):
         yield
@@ -86,7 +87,8 @@ def read_by_one(
     if not data.cache_dataset:
         columns = manifest.samples.tobytes(), manifest.native.tobytes(), data.use_tf_native_loading
         key = manifest.paths, *columns, *fields.items(), reference_samples
-        reader.read_on_host = _READ_ON_HOST.setdefault(key, reader.read_on_host)
+        uploader = reader.uploader
+        uploader.read_on_host = _READ_ON_HOST.setdefault(key, uploader.read_on_host)
     return reader
 
 

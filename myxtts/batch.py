@@ -7,39 +7,14 @@ equal within a batch. All batches of a bucket have one shape: the last batch of 
 up with empty rows, whose `samples`, `frames` and `token_count` are 0.
 """
 
-from math import prod
-from typing import Any, NamedTuple
-
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS
+from myxtts.devicefeed.contract import Field
 
 # Of a segment of VOCODER_FEATURES, on each side: a network sees them, but is not judged by them,
 # since they lack neighbours.
 CONTEXT_FRAMES = 4
-
-# By the names of the fields. Before producing, those in host memory are NumPy arrays, which
-# TensorFlow's functions take like tensors.
-Batch = dict[str, tf.Tensor]
-
-
-class Field(NamedTuple):
-    dtype: str
-    dims: tuple[str | int, ...]
-
-    @property
-    def shape(self) -> list[int | None]:
-        """Static shape, in which named dimensions are unknown."""
-        return self.sized({})
-
-    def sized(self, sizes: dict[str, Any]) -> list[Any]:
-        """Return the shape, given the sizes of named dimensions; None for those without one."""
-        return [sizes.get(str(dim), dim if isinstance(dim, int) else None) for dim in self.dims]
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the field is in host memory: a function would copy an int32 back from a GPU."""
-        return self.dtype == "int32"
 
 
 TEXT = {
@@ -96,19 +71,6 @@ TAUGHT_TTS_FEATURES = TTS_FEATURES | {
 TAUGHT_VOCODER_FEATURES = VOCODER_FEATURES | {"target_mel": VOCODER_FEATURES["mel"]}
 
 
-def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
-    """Return the signature of a function that is traced once for all batches of a contract."""
-    return {
-        name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()
-    }
-
-
-def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
-    """Return the bytes of a batch of a contract, given the size of each named dimension."""
-    counts = {name: prod(field.sized(sizes)) for name, field in fields.items()}
-    return sum(counts[name] * tf.dtypes.as_dtype(fields[name].dtype).size for name in fields)
-
-
 def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     """Return a batch with one empty row."""
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
@@ -116,29 +78,6 @@ def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     batch = {name: tf.zeros(field.sized(sizes), field.dtype) for name, field in fields.items()}
     # Losses are divided by them.
     return batch | dict.fromkeys({"step_frames", "step_tokens"} & {*fields}, tf.constant(1.0))
-
-
-def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
-    """Check static types and shapes of a batch, but no values, after a stage that made it. Raises
-    TypeError if the batch breaks the contract, which is a defect.
-    """
-    faults = [f"{name} is missing" for name in fields.keys() - batch.keys()]
-    faults += [f"{name} is unknown" for name in batch.keys() - fields.keys()]
-    sizes: dict[str | int, int] = {}
-    for name in fields.keys() & batch.keys():
-        value, field = batch[name], fields[name]
-        dtype = getattr(value.dtype, "name", str(value.dtype))
-        if dtype != field.dtype:
-            faults.append(f"{name} is {dtype}, not {field.dtype}")
-        if len(value.shape) != len(field.dims):
-            faults.append(f"{name} has shape {tuple(value.shape)}, not {field.dims}")
-            continue
-        for dim, size in zip(field.dims, value.shape, strict=True):
-            known = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
-            if size is not None and known is not None and size != known:
-                faults.append(f"{name} has {size} {dim}, not {known}")
-    if faults:
-        raise TypeError(f"batch after {stage}: {'; '.join(sorted(faults))}")
 
 
 def first_rows(batch: dict, fields: dict[str, Field], count: int) -> dict:

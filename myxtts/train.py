@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from myxtts.base.clock import Clock, Timeline, step_variation
+from myxtts.base.clock import Clock, step_variation
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import write_json, write_whole
 from myxtts.config.checks import check_worker_count
@@ -19,7 +19,8 @@ from myxtts.config.load import dump
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import DEMO_FOLDER
-from myxtts.data.pipeline import HANDED_OVER_AHEAD
+from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
+from myxtts.devicefeed.times import Timeline
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.local_sgd.sync import WeightSync
 from myxtts.placement.devices import describe_threads

@@ -15,9 +15,10 @@ from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import DataConfig
 from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
 from myxtts.data.features import tts_extractor
-from myxtts.data.pipeline import Pipeline, ProducedBatch
+from myxtts.data.pipeline import Pipeline
 from myxtts.data.reading import ReadBatches, Reader, ReadRows
-from myxtts.placement.routes import Route
+from myxtts.devicefeed.producer import ProducedBatch
+from myxtts.devicefeed.routes import Route
 from tests.feeds import producers
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import planned_corpus, write_corpus
@@ -77,7 +78,7 @@ class PipelineCase(unittest.TestCase):
     def assert_same(self, received: list[ProducedBatch], expected: list[ProducedBatch]):
         self.assertEqual(len(received), len(expected))
         for produced_batch, expected_batch in zip(received, expected, strict=True):
-            planned, expected_plan = produced_batch.planned, expected_batch.planned
+            planned, expected_plan = produced_batch.tag, expected_batch.tag
             self.assertEqual(planned.step[:2], expected_plan.step[:2])
             self.assertEqual(planned.last, expected_plan.last)
             expected_arrays = host(expected_batch)

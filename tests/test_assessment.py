@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from myxtts.base.clock import Interval
 from myxtts.config.schema import PlacementConfig
-from myxtts.placement.routes import Placement, plan_routes
+from myxtts.devicefeed.routes import Placement
+from myxtts.placement.routes import plan_routes
 from myxtts.throughput.assess import Assessment, assess_run, grade, has_two_devices
 
 

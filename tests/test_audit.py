@@ -12,12 +12,13 @@ from fakes.copies import Copy, find_copies
 from fakes.toy import traced_once
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim
-from myxtts.base.errors import PlacementError
 from myxtts.base.portable_ops import indices, on_host, stateless_normal
 from myxtts.config.schema import Config
 from myxtts.data.features import tts_extractor
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.models.layers import Dense, SeededDropout, mean_of_rows
-from myxtts.placement.audit import Audit, audit, require_device
+from myxtts.placement.audit import Audit, audit
 from myxtts.synthesis.export import synthesis_module
 from myxtts.tasks.asr import ASRTask
 from myxtts.training.step import Step

@@ -12,12 +12,13 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.base.errors import ConfigError
 from myxtts.base.portable_ops import fold_in
-from myxtts.batch import ASR_FEATURES, check_batch
+from myxtts.batch import ASR_FEATURES
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import AugmentationConfig, Config
 from myxtts.data.features import asr_extractor, fewest_samples, tts_extractor, tts_features
 from myxtts.data.manifest import LengthRule
-from myxtts.data.pipeline import trace_produce
+from myxtts.devicefeed.contract import check_batch
+from myxtts.devicefeed.producer import trace_produce
 from myxtts.placement.audit import audit
 from myxtts.tasks.asr import ASRTask
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID

@@ -15,9 +15,10 @@ from tests.fixtures import make_record
 
 import numpy as np
 
-from myxtts.base.errors import DataError, OutOfMemory, PlacementError
+from myxtts.base.errors import DataError, OutOfMemory
 from myxtts.commands.train import parse
 from myxtts.config.schema import Config, DataConfig, PlacementConfig, RunConfig, TrainingConfig
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.distributed.cluster import Cluster
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput import auto

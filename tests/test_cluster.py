@@ -9,8 +9,9 @@ from zlib import crc32
 
 import yaml
 
-from myxtts.base.errors import ConfigError, PlacementError, UserError
+from myxtts.base.errors import ConfigError
 from myxtts.commands import check_distributed, jobs, launch, train
+from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
 from tests.fixtures import reported
 

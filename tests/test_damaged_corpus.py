@@ -20,8 +20,9 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.data.batch_plan import Pass, PlannedBatch
-from myxtts.data.pipeline import Pipeline, ProducedBatch
-from myxtts.placement.routes import Route
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.producer import ProducedBatch
+from myxtts.devicefeed.routes import Route
 from tests.pipeline_case import PLAIN, ROUTE, THREE_PRODUCERS, TWO_PRODUCERS, PipelineCase, host
 from tests.sine_corpus import planned_corpus, write_corpus
 
@@ -109,7 +110,7 @@ class UnusualCorpusTest(unittest.TestCase):
             pipeline = Pipeline(corpus, [ROUTE], PLAIN, data, seed=0, cache_folder=folder)
         with pipeline.open_feed(Pass(epochs=1)) as feed:
             delivered = [produced_batch for (produced_batch,) in feed]
-        rows = np.concatenate([produced_batch.planned.rows for produced_batch in delivered])
+        rows = np.concatenate([produced_batch.tag.rows for produced_batch in delivered])
         self.assertEqual(sorted(rows.tolist()), list(range(len(seconds))))
         for planned, batch, _ in delivered:
             mel = batch["mel"].numpy()

@@ -19,8 +19,8 @@ from socket import gethostname
 from types import SimpleNamespace
 from unittest import mock
 
-from myxtts.base.errors import PlacementError
 from myxtts.config.schema import Config, PlacementConfig
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory
 from myxtts.placement.routes import plan_routes

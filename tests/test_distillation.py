@@ -16,15 +16,16 @@ import tensorflow as tf
 from myxtts.audio.mel import SILENCE
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError, DataError
-from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, check_batch
+from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES
 from myxtts.commands import profile
 from myxtts.config.schema import Config, TeacherConfig
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.dataset import teacher_rows_of
 from myxtts.data.features import tts_extractor
 from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
-from myxtts.data.pipeline import trace_produce
 from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
+from myxtts.devicefeed.contract import check_batch
+from myxtts.devicefeed.producer import trace_produce
 from myxtts.models.teacher import NullTeacher, TeacherModel
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, option_tensors
 from myxtts.text.frontend import TextFrontend

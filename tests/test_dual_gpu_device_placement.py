@@ -20,16 +20,18 @@ from unittest import mock
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from myxtts.base.errors import PlacementError
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.data.batch_plan import Pass
 from myxtts.data.features import asr_extractor, tts_extractor
-from myxtts.data.pipeline import Pipeline, step_batches
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.producer import step_batches
+from myxtts.devicefeed.routes import Route
 from myxtts.models.asr import build_asr
 from myxtts.placement import devices
-from myxtts.placement.audit import require_device
-from myxtts.placement.routes import Route, plan_routes
+from myxtts.placement.routes import plan_routes
 from myxtts.training.hooks import check_devices
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizer

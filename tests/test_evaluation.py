@@ -27,6 +27,7 @@ from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.commands import evaluate
 from myxtts.config.schema import DataConfig, ModelConfig
 from myxtts.data.audio_file import read_wave
+from myxtts.devicefeed.routes import Route
 from myxtts.evaluation import metrics, speech, tts
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.forced_alignment import inspect_with_run
@@ -41,7 +42,6 @@ from myxtts.evaluation.metrics import AcousticFeatures, utterance_metrics
 from myxtts.evaluation.recognisers import open_recogniser
 from myxtts.evaluation.table import METRICS, ColumnScore, Means, Metrics, metrics_by_group
 from myxtts.models.alignment import evidence
-from myxtts.placement.routes import Route
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.runs import VocoderChoice

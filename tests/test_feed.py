@@ -6,7 +6,7 @@ import unittest
 import weakref
 from itertools import islice
 
-from myxtts.data.feed import Feed, StopArrived
+from myxtts.devicefeed.feed import Feed, StopArrived
 from tests.feeds import TIMEOUT_S, ObservedSource, producers, within_timeout
 
 

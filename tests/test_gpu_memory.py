@@ -5,8 +5,8 @@ import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from myxtts.base.errors import PlacementError
 from myxtts.config.schema import PlacementConfig
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.placement import gpu_memory
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory, limits_of, read_memory
 from myxtts.placement.routes import plan_routes

@@ -24,15 +24,17 @@ import tensorflow as tf
 
 from fakes.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
-from myxtts.base.errors import PlacementError
-from myxtts.batch import TTS_FEATURES, check_batch
+from myxtts.batch import TTS_FEATURES
 from myxtts.data import features
 from myxtts.data.batch_plan import Pass, Position
 from myxtts.data.features import tts_extractor
-from myxtts.data.feed import Feed
-from myxtts.data.pipeline import Pipeline, ProducedBatch, ReplicaFeed, produced_batches
-from myxtts.placement.audit import require_device
-from myxtts.placement.routes import Route
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import check_batch
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.feed import Feed
+from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, produced_batches
+from myxtts.devicefeed.routes import Route
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
 from tests.pipeline_case import (
     PLAIN,
@@ -59,16 +61,16 @@ class PipelineTest(PipelineCase):
             cls.traced = traced.call_count
         cls.steps = cls.corpus.plan.steps_per_epoch
         cls.first_epoch, cls.second_epoch = (
-            [batch for batch in cls.delivered if batch.planned.step.position.epoch == epoch]
+            [batch for batch in cls.delivered if batch.tag.step.position.epoch == epoch]
             for epoch in (0, 1)
         )
 
     def delivered_from(self, start: Position) -> list[ProducedBatch]:
-        return [batch for batch in self.delivered if batch.planned.step.position >= start]
+        return [batch for batch in self.delivered if batch.tag.step.position >= start]
 
     def test_an_epoch_has_each_utterance_exactly_once(self):
         for epoch in (self.first_epoch, self.second_epoch):
-            rows = np.concatenate([batch.planned.rows for batch in epoch])
+            rows = np.concatenate([batch.tag.rows for batch in epoch])
             self.assertEqual(sorted(rows.tolist()), list(range(13)))
 
     def test_every_batch_is_complete_on_the_data_device_and_has_its_own_seed(self):
@@ -80,7 +82,7 @@ class PipelineTest(PipelineCase):
 
     def test_the_mel_of_each_utterance_matches_librosa_and_its_f0_is_its_frequency(self):
         for produced_batch in self.first_epoch:
-            batch, rows = host(produced_batch), produced_batch.planned.rows
+            batch, rows = host(produced_batch), produced_batch.tag.rows
             columns = batch["mel"], batch["frames"], batch["f0_hz"]
             for row, mel, frames, hz in zip(rows, *columns, strict=False):
                 wave, _ = soundfile.read(self.manifest.paths[row])
@@ -92,7 +94,7 @@ class PipelineTest(PipelineCase):
 
     def test_the_plan_of_a_batch_describes_its_content(self):
         for produced_batch in self.delivered:
-            batch, planned = host(produced_batch), produced_batch.planned
+            batch, planned = host(produced_batch), produced_batch.tag
             rows, real = planned.rows, len(planned.rows)
             frames = self.manifest.samples // HOP_SAMPLES
             half_second = np.minimum(frames[planned.arrays["reference_row"][:real]], 43)
@@ -115,10 +117,10 @@ class PipelineTest(PipelineCase):
                 self.assertFalse(ids[len(tokens) :].any())
 
     def test_rows_without_an_utterance_are_silent_with_length_0(self):
-        short = [(d, host(d)) for d in self.delivered if len(d.planned.rows) < 3]
+        short = [(d, host(d)) for d in self.delivered if len(d.tag.rows) < 3]
         self.assertTrue(short)
         for produced_batch, batch in short:
-            empty = slice(len(produced_batch.planned.rows), None)
+            empty = slice(len(produced_batch.tag.rows), None)
             for name in ("frames", "reference_frames", "token_count", "tokens", "f0_hz"):
                 self.assertFalse(batch[name][empty].any(), name)
             for name in ("mel", "reference"):
@@ -127,10 +129,10 @@ class PipelineTest(PipelineCase):
     def test_step_totals_are_the_frames_and_tokens_of_all_batches_of_the_step(self):
         steps = {}
         for produced_batch in self.delivered:
-            steps.setdefault(produced_batch.planned.step.position, []).append(produced_batch)
+            steps.setdefault(produced_batch.tag.step.position, []).append(produced_batch)
         self.assertTrue(any(len(batches) == 2 for batches in steps.values()))
         for batches in steps.values():
-            lasts = [d.planned.last for d in batches]
+            lasts = [d.tag.last for d in batches]
             self.assertEqual(lasts, [False] * (len(batches) - 1) + [True])
             self.assert_totals(batches)
 
@@ -144,7 +146,7 @@ class PipelineTest(PipelineCase):
         self.assert_totals(self.epoch(mean_over="epoch"))
 
     def test_producing_is_traced_once_over_all_buckets_and_epochs(self):
-        buckets = len({produced_batch.planned.step.bucket for produced_batch in self.delivered})
+        buckets = len({produced_batch.tag.step.bucket for produced_batch in self.delivered})
         self.assertEqual(buckets, 2)
         # The utterance and its reference, before any thread runs.
         self.assertEqual((self.traced_before, self.traced), (2, 2))
@@ -208,7 +210,7 @@ class PipelineTest(PipelineCase):
             self.assertEqual(producers(), [])
 
     def test_next_positions_traverse_the_epochs(self):
-        ends = [batch.planned.step for batch in self.delivered if batch.planned.last]
+        ends = [batch.tag.step for batch in self.delivered if batch.tag.last]
         positions = [Position(epoch, step) for epoch in (0, 1) for step in range(self.steps)]
         self.assertEqual([step.position for step in ends], positions)
         self.assertEqual([step.next_position for step in ends[:-1]], positions[1:])
@@ -231,7 +233,7 @@ class PipelineTest(PipelineCase):
                 enough.set()
             return result
 
-        planned = [produced_batch.planned for produced_batch in self.first_epoch]
+        planned = [produced_batch.tag for produced_batch in self.first_epoch]
         batches = produced_batches(self.silent(planned), DATA, PLAIN, watched)
         with Feed(batches, depth=2) as feed:
             next(feed)
@@ -245,7 +247,7 @@ class PipelineTest(PipelineCase):
                 arguments = {"seed": 5, "cache_folder": self.folder} | options
                 pipeline = Pipeline(self.corpus, [ROUTE], PLAIN, self.SETTINGS, **arguments)
             producer, element = pipeline.producers[0], Mock()
-            features = producer.produce(next(self.silent([self.first_epoch[0].planned]))[1])[0]
+            features = producer.produce(next(self.silent([self.first_epoch[0].tag]))[1])[0]
             producer.produce = Mock(return_value=(features, element))
             with closing(producer.replica_batches(Pass())) as batches:
                 for _ in range(2):
@@ -292,7 +294,7 @@ class PipelineTest(PipelineCase):
             self.assertEqual(at, {f"/device:{device[1:]}"})
 
     def test_a_batch_on_the_wrong_device_is_rejected(self):
-        planned = [self.first_epoch[0].planned]
+        planned = [self.first_epoch[0].tag]
         produce = traced_once(DATA, PLAIN)
         batches = produced_batches(self.silent(planned, MODEL), DATA, PLAIN, produce)
         with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
@@ -306,7 +308,7 @@ class PipelineTest(PipelineCase):
             del features["f0_hz"]
             return features, element
 
-        silent = self.silent([self.first_epoch[0].planned])
+        silent = self.silent([self.first_epoch[0].tag])
         batches = produced_batches(silent, DATA, PLAIN, without_f0)
         with self.assertRaisesRegex(TypeError, "^batch after producing: f0_hz is missing$"):
             next(batches)

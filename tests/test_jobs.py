@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts.base.console import report_errors
-from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.errors import ConfigError
 from myxtts.base.processes import REPEAT_S
 from myxtts.commands import train
 from myxtts.commands.jobs import MERGER, main, make_parser
@@ -25,6 +25,7 @@ from myxtts.commands.merge import parse
 from myxtts.config.flags import with_values
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, PlacementConfig, TeacherConfig
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.local_sgd import launcher
 from myxtts.local_sgd.status import LauncherState, launcher_lock, read_progress, read_state
 from myxtts.training.checkpoint_files import latest, read_record, write_checkpoint

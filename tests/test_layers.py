@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
 ROWS = (
+    ("devicefeed",),
     ("base",),
     ("stores",),
     ("config",),
@@ -37,10 +38,12 @@ HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
 PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 PROOF_TEST = re.compile(r"test_(boundaries|worst_values|gpu_proof|proof_\w+)\.py|numerics\.py")
+PRIVATE = {PACKAGE / "base/tf_internals.py", PACKAGE / "devicefeed/internals.py"}
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
 base.errors base.clock base.machine base.terminal base.console base.processes stores config
-distributed.cluster distributed.rendezvous distributed.launcher placement.routes placement.gpu_memory report.page
+distributed.cluster distributed.rendezvous distributed.launcher placement.routes
+placement.gpu_memory report.page devicefeed.errors devicefeed.routes devicefeed.times
 audio.format text data.manifest data.batch_plan data.dataset tasks.registry
 training.checkpoint_files training.runs throughput.assess throughput.auto
 throughput.gpu_usage throughput.model throughput.planner synthesis.speech_file
@@ -70,13 +73,13 @@ class LayersTest(unittest.TestCase):
 
     def test_every_form_of_import_is_found(self):
         forms = (
-            "import myxtts.data.feed",
-            "from myxtts.data import feed",
-            "from myxtts.data.feed import Feed",
+            "import myxtts.data.rows",
+            "from myxtts.data import rows",
+            "from myxtts.data.rows import Row",
             "from myxtts import data",
-            "from ..data import feed",
+            "from ..data import rows",
             "from .. import data",
-            "def late():\n    import myxtts.data.feed as feed",
+            "def late():\n    import myxtts.data.rows as rows",
         )
         for source in forms:
             with self.subTest(source=source):
@@ -111,7 +114,7 @@ class LayersTest(unittest.TestCase):
             self.assertEqual(path.read_text().strip(), "", path.relative_to(ROOT))
 
     def test_private_tensorflow_modules_are_imported_in_one_module_only(self):
-        for path in set(_modules()) - {PACKAGE / "base/tf_internals.py"}:
+        for path in set(_modules()) - PRIVATE:
             private = [name for name in _imported_names(path) if name.startswith(PRIVATE_MODULES)]
             self.assertEqual(private, [], path.relative_to(ROOT))
 

@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.clock import Clock
-from myxtts.base.errors import DataError, PlacementError
-from myxtts.data.feed import StopArrived
-from myxtts.data.pipeline import ProducedBatch
+from myxtts.base.errors import DataError
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.feed import StopArrived
+from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.training import loop
 from myxtts.training.hooks import Observe, Report
 from myxtts.training.observation import Observer, ObserverFailed

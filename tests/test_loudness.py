@@ -16,8 +16,8 @@ from myxtts.data.features import at_loudness, tts_extractor, vocoder_extractor
 from myxtts.data.manifest import LengthRule, build_manifest
 from myxtts.data.metadata_file import read_corpus
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.pipeline import trace_produce
 from myxtts.data.reading import read_row, rows_from_files
+from myxtts.devicefeed.producer import trace_produce
 from myxtts.placement.audit import audit
 from tests.fixtures import FolderCase
 from tests.sine_corpus import noise, sine, write_sound

@@ -10,7 +10,7 @@ from myxtts.base.errors import ConfigError
 from myxtts.config import schema
 from myxtts.config.schema import Config, DataConfig, ModelConfig, RunConfig, TrainingConfig
 from myxtts.data.batch_plan import Plan
-from myxtts.placement.routes import Route
+from myxtts.devicefeed.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.training.memory import (
     EVALUATED_BYTES,

@@ -18,7 +18,7 @@ import tensorflow as tf
 from fakes.toy import Toy
 from myxtts.audio.format import HOP_SAMPLES
 from myxtts.base.errors import DataError
-from myxtts.batch import tensor_specs
+from myxtts.devicefeed.contract import tensor_specs
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import EvaluationOptions
 from myxtts.evaluation.table import ColumnScore

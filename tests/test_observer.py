@@ -3,7 +3,8 @@
 import threading
 import unittest
 
-from myxtts.base.errors import DataError, PlacementError
+from myxtts.base.errors import DataError
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.training.observation import Observer, ObserverFailed
 from myxtts.training.schedule import EVALUATION, SAMPLES, VALIDATION, Observation, without
 from tests.feeds import TIMEOUT_S, wait_until

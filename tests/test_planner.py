@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.base.console import report_errors
-from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.errors import ConfigError
 from myxtts.commands import plan as plan_command
 from myxtts.commands import train
-from myxtts.placement.routes import Route, plan_routes
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.routes import Route
+from myxtts.placement.routes import plan_routes
 from myxtts.throughput import model, planner
 from myxtts.throughput.measure import check_one_replica
 from myxtts.throughput.model import STAGES, QueueDepths, RunResult, StageTimes, simulate

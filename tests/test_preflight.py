@@ -19,15 +19,18 @@ import tensorflow as tf
 from packaging.requirements import Requirement
 
 from fakes.copies import find_copies
-from myxtts.base.clock import MODEL, Span
+from myxtts.base.clock import MODEL
 from myxtts.base.console import report_errors
-from myxtts.base.errors import DataError, PlacementError
+from myxtts.base.errors import DataError
 from myxtts.commands import main, preflight, profile
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.batch_plan import Plan
 from myxtts.data.features import tts_extractor
-from myxtts.data.pipeline import Pipeline, produced_batches, trace_produce
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.producer import produced_batches, trace_produce
+from myxtts.devicefeed.times import Span
 from myxtts.placement import devices
 from myxtts.placement.audit import audit
 from myxtts.preflight import devices as preflight_devices
@@ -88,7 +91,7 @@ def setUpModule():
 
     with (
         mock.patch.object(Validation, "evaluate", recorded),
-        mock.patch("myxtts.data.pipeline.produced_batches", produced_in_steps),
+        mock.patch("myxtts.devicefeed.producer.produced_batches", produced_in_steps),
         mock.patch.object(
             Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]
         ),

@@ -15,10 +15,11 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 import tensorflow as tf
 
-from myxtts.base.clock import MODEL, Interval, Span
+from myxtts.base.clock import MODEL, Interval
 from myxtts.base.console import report_errors
 from myxtts.commands import profile as profile_command
 from myxtts.config.schema import DataConfig, PlacementConfig, TrainingConfig
+from myxtts.devicefeed.times import Span
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput import assess as assess_module
 from myxtts.throughput import measure, profiler

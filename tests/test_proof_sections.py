@@ -22,7 +22,7 @@ from myxtts.batch import TTS_FEATURES
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.data.pipeline import Producer
+from myxtts.devicefeed.producer import Producer
 from myxtts.placement.audit import audit
 from myxtts.placement.routes import plan_routes
 from myxtts.throughput.model import StageTimes

@@ -26,7 +26,7 @@ from tensorflow.python.framework.config import disable_op_determinism
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
-from myxtts.batch import TTS_INPUTS, check_batch
+from myxtts.batch import TTS_INPUTS
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.data.audio_file import WHOLE, read_header, read_pcm, resampled_length
 from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
@@ -34,7 +34,8 @@ from myxtts.data.dataset import load_corpora
 from myxtts.data.manifest import LengthRule
 from myxtts.data.pcm_cache import open_cache, rows_from_cache
 from myxtts.data.reading import Reader, rows_from_files, rows_from_members, unreadable
-from myxtts.placement.audit import require_device
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import check_batch
 from myxtts.stores import Member
 from tests.fixtures import temporary_folder
 from tests.robustness.heap import bytes_in_use, mallinfo2
@@ -444,7 +445,7 @@ class WaveBatchesTest(ReaderCase):
 
     def test_passes_share_an_iterator_but_for_one_that_was_abandoned(self):
         reader, batches = self.make([0.3] * 5)
-        with mock.patch.object(reader, "_open", wraps=reader._open) as make:
+        with mock.patch.object(reader.uploader, "_open", wraps=reader.uploader._open) as make:
             for planned_again in (batches, batches[::-1], [], batches):
                 actual = [batch for batch, _ in reader.read(planned_again, DATA)]
                 self.assertEqual(actual, planned_again)
@@ -457,7 +458,7 @@ class WaveBatchesTest(ReaderCase):
 
     def test_no_thread_tunes_the_upload(self):
         """Closing an iterator can wait for such a thread for a minute: so did the ends of runs."""
-        _, iterator = self.make([0.3] * 3)[0]._open(DATA)
+        _, iterator = self.make([0.3] * 3)[0].uploader._open(DATA)
         variant = tf.data.experimental.to_variant(iterator._dataset)
         serialized = tf.raw_ops.GetOptions(input_dataset=variant).numpy()
         options = dataset_options_pb2.Options.FromString(serialized)
@@ -484,7 +485,7 @@ class WaveBatchesTest(ReaderCase):
         reader, batches = self.make([0.3] * 3)
         with tf.device(MODEL):
             deque(reader.read(batches, DATA), maxlen=0)
-        ((source, _),) = reader._idle[DATA]
+        ((source, _),) = reader.uploader._idle[DATA]
         self.assertTrue(source.dataset._variant_tensor.device.endswith("CPU:0"))
 
 

@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from unittest import mock
 
-from myxtts.base.errors import PeerLost, PlacementError, UserError
+from myxtts.base.errors import PeerLost
+from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed import rendezvous as rendezvous_module
 from myxtts.distributed.cluster import Cluster, split_address
 from myxtts.distributed.launcher import local_workers

@@ -10,16 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.base.clock import Clock
 from myxtts.config.schema import TrainingConfig
 from myxtts.data.batch_plan import Plan, Position, bucket_bounds, planned_steps, steps_left
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.handover import LookAhead
+from myxtts.devicefeed.routes import Route
 from myxtts.models import asr as recogniser
 from myxtts.models.xtts import build_xtts
-from myxtts.placement.audit import require_device
 from myxtts.placement.replicas import Replicas, make_replicas
-from myxtts.placement.routes import Route
 from myxtts.report.metrics import read_metrics
-from myxtts.training.loop import LookAhead
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizer
 from myxtts.training.step import Step
@@ -195,7 +194,7 @@ class HandOverTest(unittest.TestCase):
         state, step = built(toy, replicas_of(2))
         fields = state.model.BATCH_FIELDS
         batches = [[on(data, batch, fields) for batch in of_step] for of_step in steps]
-        ahead = LookAhead(FeedOf([[of_step] for of_step in batches]), step, Clock())
+        ahead = LookAhead(FeedOf([[of_step] for of_step in batches]), step.hand_over)
         outcomes = []
         for number in range(1, 4):
             taken = ahead.take(None, steps_left=4 - number)

@@ -16,9 +16,10 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from myxtts.base.clock import MODEL, Clock, Span, Timeline, Times
+from myxtts.base.clock import MODEL, Clock
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, LocalSGDConfig
+from myxtts.devicefeed.times import Span, Timeline, Times
 from myxtts.report import overview, samples
 from myxtts.report import page as run_page
 from myxtts.report.metrics import POINTS, History, Series, read_last_report, validation_scores

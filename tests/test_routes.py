@@ -3,9 +3,10 @@
 import itertools
 import unittest
 
-from myxtts.base.errors import PlacementError
 from myxtts.config.schema import PlacementConfig
-from myxtts.placement.routes import LogicalDevice, Route, plan_routes
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.routes import LogicalDevice, Route
+from myxtts.placement.routes import plan_routes
 
 LIMITS = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
 ISOLATED = {"enable_memory_isolation": True}

@@ -23,7 +23,7 @@ from myxtts.config.flags import marked, values_of, with_values
 from myxtts.config.load import load
 from myxtts.config.schema import FIXED, PlacementConfig
 from myxtts.data.manifest import read_manifest
-from myxtts.data.pipeline import ReplicaFeed
+from myxtts.devicefeed.producer import ReplicaFeed
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import plan_routes
 from myxtts.report.metrics import MetricsFile, read_metrics

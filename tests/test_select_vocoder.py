@@ -4,8 +4,9 @@ import unittest
 from pathlib import Path
 
 from myxtts.audio.format import AUDIO_FORMAT
-from myxtts.base.errors import CheckpointError, ConfigError, UserError
+from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.config.schema import Config, ModelConfig
+from myxtts.devicefeed.errors import UserError
 from myxtts.training.checkpoint_files import write_record
 from myxtts.training.runs import TrainedRun, VocoderChoice
 from tests.fixtures import entered, make_record, temporary_folder, working_in

@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from myxtts.audio.augmentation import spec_augment
 from myxtts.audio.mel import SILENCE, log_mel
-from myxtts.batch import TEXT, check_batch, empty_batch
+from myxtts.batch import TEXT, empty_batch
 from myxtts.config.schema import ASRConfig, Config
+from myxtts.devicefeed.contract import check_batch
 from myxtts.tasks.asr import ASRTask
 from tests.two_devices import DATA
 

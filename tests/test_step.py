@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.base.clock import Clock
 from myxtts.batch import TTS_FEATURES
-from myxtts.placement.audit import require_device
-from myxtts.training.loop import LookAhead, NonFiniteLoss, require_finite
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.handover import LookAhead
+from myxtts.training.loop import NonFiniteLoss, require_finite
 from myxtts.training.observation import Snapshot, Validation
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.step import TABLE_STEPS, Controls, Step
@@ -213,7 +213,7 @@ class HandOverTest(unittest.TestCase):
     def ahead(self, step, steps):
         """Take the steps as the loop does; return their outcomes."""
         feed = FeedOf(steps)
-        ahead, outcomes = LookAhead(feed, step, Clock()), []
+        ahead, outcomes = LookAhead(feed, step.hand_over), []
         for number, microbatches in enumerate(steps, 1):
             batches = ahead.take(None, steps_left=len(steps) - number + 1)
             self.assertEqual(len(batches), len(microbatches))

@@ -25,11 +25,11 @@ from fakes.toy_models import toy_models
 from myxtts.audio.mel import SILENCE
 from myxtts.base.console import report_errors
 from myxtts.commands import train
-from myxtts.data.pipeline import ProducedBatch
+from myxtts.devicefeed.producer import ProducedBatch
+from myxtts.devicefeed.routes import Route
 from myxtts.evaluation.held_out import Utterance
 from myxtts.models.xtts import SIZES, XTTS, XTTSSize, build_xtts
 from myxtts.placement.replicas import Replicas, make_replicas
-from myxtts.placement.routes import Route
 from myxtts.training.checkpoint_files import Checkpoint, Record
 from myxtts.training.checkpoints import Checkpoints
 from myxtts.training.runs import TrainedRun

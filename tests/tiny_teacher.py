@@ -12,8 +12,8 @@ from fakes.copies import find_copies
 from fakes.toy import traced_once
 from myxtts.commands import train
 from myxtts.data.dataset import load_corpora
-from myxtts.data.features import FeatureExtractor
-from myxtts.data.pipeline import ProduceFunction
+from myxtts.devicefeed.contract import FeatureExtractor
+from myxtts.devicefeed.producer import ProduceFunction
 from myxtts.local_sgd.merge import read_input
 from myxtts.local_sgd.verdict import Coefficients, Measurement, make_evaluator
 from myxtts.models.teacher import TeacherModel

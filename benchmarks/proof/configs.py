@@ -18,8 +18,8 @@ from myxtts.config.schema import (
     TrainingConfig,
     VocoderConfig,
 )
+from myxtts.devicefeed.routes import Placement
 from myxtts.models import asr, vocoder, xtts
-from myxtts.placement.routes import Placement
 from myxtts.training.setup import configure_devices
 
 SMALL_BATCH, SMALL_BUCKETS = 4, 2

@@ -18,8 +18,8 @@ from fakes.copies import find_copies
 from fakes.toy_models import toy_models
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
+from myxtts.devicefeed.devices import synchronize
 from myxtts.models.alignment import search_by_frames
-from myxtts.placement import devices
 from myxtts.placement.devices import xla_failure
 from myxtts.tasks.alignment_choice import compiled, search_of
 from myxtts.throughput.measure import (
@@ -65,11 +65,11 @@ class Bench:
 
     def seconds(self, call: Callable[[], tf.Tensor]) -> float:
         """Return the median seconds of a call until its float result is there, after a warm-up."""
-        devices.synchronize(call())
+        synchronize(call())
         times_s = []
         for _ in range(self.repeats):
             started_s = time.perf_counter()
-            devices.synchronize(call())
+            synchronize(call())
             times_s.append(time.perf_counter() - started_s)
         return median(times_s)
 
@@ -226,7 +226,7 @@ def scalars(bench: Bench, findings: SectionResult) -> None:
             tf.constant(1.0)
             return time.perf_counter() - started_s
 
-        devices.synchronize(product(factor))
+        synchronize(product(factor))
         idle_s = median(scalar_s() for _ in range(bench.repeats))
         busy = []
         for _ in range(bench.repeats):
@@ -235,7 +235,7 @@ def scalars(bench: Bench, findings: SectionResult) -> None:
             for _ in range(5):
                 result = product(result)
             made_s = scalar_s()
-            devices.synchronize(result)
+            synchronize(result)
             busy.append((made_s, time.perf_counter() - started_s))
     busy_s, work_s = median(made for made, _ in busy), median(work for _, work in busy)
     findings.lines += [

@@ -11,11 +11,11 @@ from benchmarks.proof import configs
 from benchmarks.proof.section import Scope
 from myxtts.config.schema import Config
 from myxtts.data.manifest import Vocabulary
+from myxtts.devicefeed.routes import Route
 from myxtts.models import asr, vocoder, xtts
 from myxtts.models.teacher import TeacherModel
 from myxtts.models.xtts import build_xtts
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 
 ODE_STEPS, GUIDANCE = 2, 1.5  # of a teacher; 1 and 1.0 evaluate the flow once

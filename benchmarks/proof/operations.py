@@ -32,14 +32,15 @@ from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import griffin_lim
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
-from myxtts.data.features import FeatureExtractor
-from myxtts.data.pipeline import Pipeline, trace_produce
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.contract import FeatureExtractor
+from myxtts.devicefeed.producer import trace_produce
+from myxtts.devicefeed.routes import Route
 from myxtts.models.ctc import ctc_losses, greedy_decode
 from myxtts.models.vocoder import build_vocoder
 from myxtts.models.xtts import TEXT_INPUTS
 from myxtts.placement.audit import audit
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.symbols import BLANK_ID

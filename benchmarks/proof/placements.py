@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.proof.runs import LEAST_S, NO_TIME, read_reports, run_flags, run_program
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.toy_models import toy_models
-from myxtts.base.errors import UserError
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
+from myxtts.devicefeed.errors import UserError
 from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.throughput.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
 from myxtts.throughput.model import QueueDepths, StageTimes

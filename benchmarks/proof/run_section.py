@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.proof.section import RESULT_FILE, Scope, SectionResult, write_json
 from myxtts.base.console import log_to_console, set_environment
-from myxtts.base.errors import UserError
+from myxtts.devicefeed.errors import UserError
 
 
 def run_section(module: str, scope: Scope) -> int:

@@ -23,9 +23,9 @@ from fakes.copies import find_copies
 from fakes.toy_models import toy_models
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
+from myxtts.devicefeed.routes import Route
 from myxtts.models.layers import parameter_count
 from myxtts.placement.audit import audit
-from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.throughput.measure import (
     MeasurementWindow,

@@ -24,14 +24,16 @@ from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.threads import THREADS, mixed_up
 from fakes.toy_models import toy_models
 from myxtts.base.clock import Clock
-from myxtts.batch import Batch, Field, tensor_specs
 from myxtts.commands import train
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass
 from myxtts.data.dataset import load_corpora
-from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, Producer
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.contract import Batch, Field, tensor_specs
+from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
+from myxtts.devicefeed.producer import Producer
+from myxtts.devicefeed.routes import Placement, Route
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Placement, Route
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training import loop
 from myxtts.training.checkpoints import save_nothing

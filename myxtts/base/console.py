@@ -14,9 +14,10 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from myxtts.base.errors import ConfigError, UserError, lacking_memory
+from myxtts.base.errors import ConfigError, lacking_memory
 from myxtts.base.files import FULL
 from myxtts.base.terminal import detach_stdout, discard_stdout, printable
+from myxtts.devicefeed.errors import UserError
 
 # Errors of a disk and of limits, which a user can fix. Others are defects.
 _FIXABLE = {

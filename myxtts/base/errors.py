@@ -7,21 +7,13 @@ Any other error is a defect: it keeps its traceback and exits with code 1.
 import re
 from importlib.util import find_spec
 
+from myxtts.devicefeed.errors import UserError
+
 _DOES_NOT_FIT = re.compile("(OOM when allocating|(failed|unable|trying) to allocate).*")
-
-
-class UserError(Exception):
-    """A condition that the user can fix."""
-
-    exit_code = 2
 
 
 class ConfigError(UserError):
     """A flag, a YAML file or a combination of settings."""
-
-
-class PlacementError(UserError):
-    """The requested devices or workers are not available."""
 
 
 class DataError(UserError):

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from myxtts.base.clock import Timeline, format_duration
+from myxtts.base.clock import format_duration
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import make_folder, write_json, write_whole
 from myxtts.base.processes import (
@@ -38,6 +38,7 @@ from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, command_line, with_values
 from myxtts.config.schema import Config
 from myxtts.data.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
+from myxtts.devicefeed.times import Timeline
 from myxtts.report.metrics import read_last_report
 from myxtts.report.page import RunPage
 from myxtts.training.runs import RunFolder, TrainedRun

@@ -7,9 +7,10 @@ setting of a file needs, or an earlier version wrote the config.yaml: then it ge
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.errors import ConfigError
 from myxtts.config.flags import SETTINGS, Setting, values_of, with_values
 from myxtts.config.schema import Config, RunConfig
+from myxtts.devicefeed.errors import PlacementError
 
 
 def check_settings(config: Config, own: Collection[str] = ()) -> None:

@@ -1,7 +1,7 @@
 """Stage D: the functions that turn waves into the features of each task."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import SILENCE, log_mel, log_mel_of_frames, warped_mel_filters
 from myxtts.audio.pitch import f0
 from myxtts.base.portable_ops import float32_matmul, fold_in, indices, on_host, stateless_uniform
-from myxtts.batch import CONTEXT_FRAMES, TEXT, Field
+from myxtts.batch import CONTEXT_FRAMES, TEXT
 from myxtts.config.schema import AugmentationConfig
 from myxtts.data.texts import teacher_row_count
+from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
 
 VTLP_COSINES = 9
 NO_AUGMENTATION = AugmentationConfig()
@@ -27,33 +28,6 @@ TEACHER_SLACK = 4
 TEACHER_STRETCH = 1.0 + 1.0 / TEACHER_SLACK
 # on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
 MARGIN_HOPS = 3
-
-# Always the same network for a device: a traced function does not keep its variables alive.
-LoadFrozen = Callable[[str], Any]
-"""Returns a frozen network on a device."""
-
-
-@dataclass(frozen=True)
-class FeatureExtractor:
-    """The contracts of a task's batches, and the TensorFlow function between them.
-
-    `produce` has the frozen network as second argument, if there is one; it decides the named
-    dimensions `sizes`, and lengthens the longest utterances by up to `max_stretch`.
-    """
-
-    inputs: dict[str, Field]
-    features: dict[str, Field]
-    produce: Callable[..., dict]
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    max_stretch: float = 1.0
-    load_frozen: LoadFrozen | None = None
-
-    def produce_on(self, device: str) -> Callable[[dict], dict]:
-        """Return `produce` as a function of a batch alone, with its frozen network on a device."""
-        if self.load_frozen is None:
-            return self.produce
-        network = self.load_frozen(device)
-        return lambda waves: self.produce(waves, network)
 
 
 def at_loudness(extractor: FeatureExtractor, lufs: float | None) -> FeatureExtractor:

@@ -5,29 +5,23 @@
 """
 
 import os
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import count, repeat
-from threading import Lock
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
-from myxtts.base import tf_internals
 from myxtts.base.errors import DataError
-from myxtts.batch import TEXT, Batch, Field
+from myxtts.batch import TEXT
 from myxtts.config.schema import DataConfig
 from myxtts.data.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm, read_wave
 from myxtts.data.batch_plan import PlannedBatch
 from myxtts.data.manifest import Manifest
+from myxtts.devicefeed.contract import Batch, Field
+from myxtts.devicefeed.upload import Uploader
 from myxtts.stores import Member, member_of, read_member, read_members
-
-# For an unreadable file TensorFlow raises the second one where its message quotes bytes that are
-# not UTF-8.
-READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 
 ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
 
@@ -54,18 +48,6 @@ def read_waves(
         )
         waves["reference_pcm"] = read_rows(rows, starts, samples, reference_samples)
     return waves
-
-
-def fixed_options() -> tf.data.Options:
-    """Return options of a dataset whose depths and widths are all settings.
-
-    They also belong after the last transformation, since an upload does not pass them on. With
-    autotuning, closing an iterator waits up to a minute for the thread that tunes, if that misses
-    its cancellation (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return options
 
 
 def read_row(manifest: Manifest, row: int, lufs: float | None = None) -> np.ndarray:
@@ -184,52 +166,6 @@ def rows_by_numpy(load: Callable[..., np.ndarray]) -> ReadRows:
     return read_rows
 
 
-class Source:
-    """A dataset without end of elements that Python makes.
-
-    It serves one pass after another, with one iterator: to make a dataset traces functions, and
-    TensorFlow keeps 3.4 kB of each iterator that comes to its end, in part on purpose
-    (tensorflow/core/framework/local_rendezvous.h).
-
-    `tf.data.Dataset.from_generator` calls Python by stateful operations. Under
-    `enable_op_determinism` these turn off all parallel calls and buffers of the pipeline
-    (tensorflow/core/grappler/optimizers/data/make_deterministic.cc). Here the operation is
-    stateless: the element depends on its number alone.
-    """
-
-    def __init__(self, signature: dict[str, tf.TensorSpec]):
-        self._signature = signature
-        self._iterator: Iterator[dict] = iter(())
-        # Numbers are asked for in any order, by the threads of tf.data: `_waiting` has the elements
-        # below `_next` that were not asked for yet.
-        self._lock = Lock()
-        self._next = 0
-        self._waiting: dict[int, dict] = {}
-        self.dataset = tf.data.Dataset.range(tf.int64.max).map(self._element)
-
-    def begin(self, elements: Iterator[dict]) -> None:
-        """Begin a pass, whose elements endless others follow: tf.data reads ahead."""
-        with self._lock:
-            self._iterator = elements
-
-    def _element(self, number: tf.Tensor) -> dict[str, tf.Tensor]:
-        types = [spec.dtype for spec in self._signature.values()]
-        columns = tf.numpy_function(self._columns, [number], types, stateful=False)
-        return {
-            name: tf.ensure_shape(column, spec.shape)
-            for (name, spec), column in zip(self._signature.items(), columns, strict=True)
-        }
-
-    def _columns(self, number: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays of an element, whose number is asked for once."""
-        with self._lock:
-            while self._next <= number:
-                self._waiting[self._next] = next(self._iterator)
-                self._next += 1
-            element = self._waiting.pop(int(number))
-        return [np.asarray(element[name]) for name in self._signature]
-
-
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
 TOTALS = {name: field for name, field in TEXT.items() if not field.on_host}
 PLANNED_SPEC = {
@@ -237,23 +173,14 @@ PLANNED_SPEC = {
     **{name: tf.TensorSpec(field.shape, field.dtype) for name, field in TOTALS.items()},
     "padded_samples": tf.TensorSpec([], tf.int32),
 }
-ELEMENT_SPEC = PLANNED_SPEC | {
-    # A string, since TensorFlow keeps strings on the host: it is not uploaded, and reading it waits
-    # for no device.
-    "batch_number": tf.TensorSpec([], tf.string)
-}
-# tf.data reads ahead after the end of a pass, where it gets a row of no samples.
-SILENCE = {
-    name: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
-    for name, spec in PLANNED_SPEC.items()
-}
-END = b"end"
 
 
 class Reader:
     """Stages B and C of a batch's life: reads planned batches in tf.data's threads, and uploads.
 
-    `read_on_host` is the compiled function from the planned columns of a batch to its waves.
+    The data device gets all fields but those in host memory (see `Field.on_host`). Raises DataError
+    at the batch of a file that cannot be read, and ResourceExhaustedError if the device is out of
+    memory.
     """
 
     def __init__(
@@ -264,90 +191,21 @@ class Reader:
         data: DataConfig,
         read_rows: ReadRows,
     ):
-        self._manifest = manifest
-        self._fields = fields
-        self._data = data
-
         def read(batch: dict) -> dict:
             passed = {name: batch[name] for name in (TOTALS.keys() & fields.keys())}
-            passed["batch_number"] = batch["batch_number"]
-            return passed | read_waves(
-                batch, batch["padded_samples"], fields, reference_samples, read_rows
-            )
+            padded = batch["padded_samples"]
+            return passed | read_waves(batch, padded, fields, reference_samples, read_rows)
 
-        self._idle: dict[str, list[tuple[Source, Iterator[dict]]]] = {}
-        # Idle iterators are closed before the interpreter shuts down; afterwards closing deadlocks
-        # on the GIL.
-        weakref.finalize(self, self._idle.clear)
-        self._passes = count()
-        # One trace for all passes.
-        self.read_on_host = tf.function(read, input_signature=[ELEMENT_SPEC], autograph=False)
+        self.uploader = Uploader(
+            PLANNED_SPEC,
+            read,
+            workers=data.num_workers,
+            host_depth=data.buffer_size,
+            device_depth=data.prefetch_buffer_size,
+            on_host=[name for name, field in fields.items() if field.on_host],
+            explain=partial(unreadable, manifest),
+        )
 
     def read(self, planned: Iterable[PlannedBatch], device: str) -> ReadBatches:
-        """Yield each planned batch as read, in order, with one pass at a time for each device.
-
-        `planned` is iterated some batches ahead. The data device gets all fields but those in host
-        memory (see `Field.on_host`). Closing the generator early stops its threads; after a normal
-        end they idle until the next pass. Raises DataError at the batch of a file that cannot be
-        read, and ResourceExhaustedError if the device is out of memory.
-        """
-        in_flight: deque[tuple[bytes, PlannedBatch]] = deque()
-        # Numbers of batches begin with that of their pass: what tf.data read ahead for the previous
-        # pass is recognised and dropped.
-        pass_prefix = b"%d:" % next(self._passes)
-        end = pass_prefix + END
-
-        def elements() -> Iterator[dict]:
-            for number, batch in enumerate(planned):
-                name = b"%b%d" % (pass_prefix, number)
-                in_flight.append((name, batch))
-                yield {key: batch.arrays[key] for key in PLANNED_SPEC} | {"batch_number": name}
-            yield from repeat(SILENCE | {"batch_number": end})
-
-        idle = self._idle.setdefault(device, [])
-        # Operations of tf.data have CPU kernels only, and would read their arguments from a GPU.
-        with tf.device("/CPU:0"):
-            source, iterator = idle.pop() if idle else self._open(device)
-        source.begin(elements())
-        while True:
-            try:
-                waves = next(iterator)
-            except tf.errors.ResourceExhaustedError:
-                # The device is out of memory: no utterance is at fault.
-                raise
-            except READ_ERRORS as error:
-                if not in_flight:
-                    raise
-                raise unreadable(self._manifest, in_flight[0][1], error) from error
-            found = waves.pop("batch_number").numpy()
-            if found.endswith(END) and found != end:
-                # Read ahead after the end of the previous pass.
-                continue
-            if found == end and not in_flight:
-                # Kept for the next pass. An abandoned iterator still has batches, and is not.
-                idle.append((source, iterator))
-                return
-            number, batch = in_flight.popleft()
-            assert found == number
-            on_host = [name for name, field in self._fields.items() if field.on_host]
-            yield batch, waves | {name: batch.arrays[name] for name in on_host}
-
-    # AutoGraph would convert the functions of `Source`, which are traced as they are.
-    @tf.autograph.experimental.do_not_convert
-    def _open(self, device: str) -> tuple[Source, Iterator[dict]]:
-        source = Source(ELEMENT_SPEC)
-        dataset = source.dataset.map(
-            self.read_on_host, num_parallel_calls=self._data.num_workers, deterministic=True
-        )
-        dataset = dataset.prefetch(self._data.buffer_size)
-        options = fixed_options()
-        options.experimental_slack = False
-        # The optimizations find nothing here, and take 0.1 s.
-        options.experimental_optimization.apply_default_optimizations = False
-        # Only options may follow the upload: any other transformation silently returns to the host.
-        upload = tf.data.experimental.prefetch_to_device(
-            device, buffer_size=self._data.prefetch_buffer_size
-        )
-        batches = iter(dataset.with_options(options).apply(upload).with_options(options))
-        tf_internals.reuse_freed_memory()
-        return source, batches
+        """Yield each planned batch as read; see `Uploader.read`."""
+        return self.uploader.read(((batch, batch.arrays) for batch in planned), device)

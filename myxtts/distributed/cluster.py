@@ -18,7 +18,8 @@ from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.errors import ConfigError
+from myxtts.devicefeed.errors import PlacementError
 
 # Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
 FIRST_PORT = 15_000

@@ -30,7 +30,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from myxtts.base.errors import PeerLost, PlacementError, UserError
+from myxtts.base.errors import PeerLost
+from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed.cluster import Cluster, check_addresses, is_loopback, split_address
 
 FIRST_REPORT_S = 5.0

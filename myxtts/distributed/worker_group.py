@@ -14,9 +14,11 @@ from contextlib import contextmanager, suppress
 import tensorflow as tf
 
 from myxtts.base import tf_internals
-from myxtts.base.errors import PeerLost, PlacementError, TrainingError, UserError
+from myxtts.base.errors import PeerLost, TrainingError
 from myxtts.base.processes import StopSignals
 from myxtts.config.schema import WorkersConfig
+from myxtts.devicefeed import internals
+from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed.cluster import Cluster, bind_to_loopback, is_loopback, split_address
 from myxtts.distributed.rendezvous import rendezvous
 
@@ -97,7 +99,7 @@ def worker_strategy(
     cluster: Cluster, gpus: int, workers: WorkersConfig
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Return the strategy: all-reduce is NCCL on GPUs that have it, else a ring over gRPC."""
-    if tf_internals.has_started():
+    if internals.has_started():
         raise PlacementError(
             f"{cluster.name()} cannot join the other workers: TensorFlow has already started. "
             "Restart the process or notebook kernel."

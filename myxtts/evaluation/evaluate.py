@@ -15,11 +15,11 @@ from myxtts.base.files import (
     write_json,
     write_whole,
 )
+from myxtts.devicefeed.routes import Route
 from myxtts.evaluation import asr, held_out, metrics, tts, vocoder
 from myxtts.evaluation.held_out import Evaluation, EvaluationOptions
 from myxtts.evaluation.table import ColumnScore, ScoreWeights
 from myxtts.placement import devices
-from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER, SCORES
 from myxtts.tasks.base import Evaluator, computes_as_evaluated
 from myxtts.tasks.registry import task_of

@@ -17,11 +17,12 @@ from myxtts.data import dataset
 from myxtts.data.batch_plan import Pass
 from myxtts.data.manifest import Manifest, Vocabulary, build_manifest, report_rejected
 from myxtts.data.metadata_file import read_corpus
-from myxtts.data.pipeline import HandOver, held_out_pipeline
+from myxtts.data.pipeline import held_out_pipeline
 from myxtts.data.reading import read_row
 from myxtts.data.rows import DEFAULT_SPEAKER, Rows
+from myxtts.devicefeed.handover import HandOver
+from myxtts.devicefeed.routes import Route
 from myxtts.models.xtts import XTTS
-from myxtts.placement.routes import Route
 from myxtts.report.samples import EVALUATION_FOLDER
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.training.checkpoint_files import Record

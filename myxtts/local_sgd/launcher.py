@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from myxtts.base import processes
-from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.errors import ConfigError
 from myxtts.base.files import locked_file, make_folder, write_whole
 from myxtts.base.machine import usable_cores
 from myxtts.base.processes import ChildProcess, ProgramSpec, StopSignals
@@ -28,6 +28,7 @@ from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import command_line, marked, with_values
 from myxtts.config.load import dump, format_value, load
 from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.local_sgd import status
 from myxtts.local_sgd.merge import ancestor_of, fresh_record, newest_average
 from myxtts.local_sgd.shards import HELD_OUT, TRAIN, shard_file, split_corpus

@@ -17,12 +17,12 @@ from myxtts.data.batch_plan import HELD_OUT_PASS
 from myxtts.data.dataset import single_bucket_corpus
 from myxtts.data.manifest import Manifest
 from myxtts.data.pipeline import held_out_pipeline
+from myxtts.devicefeed.routes import Route
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.evaluation.metrics import align
 from myxtts.local_sgd.merge import weighted_mean, weights_group
 from myxtts.models.xtts import TEXT_INPUTS
 from myxtts.placement import devices
-from myxtts.placement.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts import synthesis_options
 from myxtts.training.checkpoint_files import MODEL

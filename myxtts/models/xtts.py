@@ -18,8 +18,9 @@ import tensorflow as tf
 from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
 from myxtts.audio.mel import SILENCE
 from myxtts.base.portable_ops import fold_in, grid_padding, stateless_normal, stateless_uniform
-from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES, tensor_specs
+from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES
 from myxtts.config.synthesis import SynthesisOptions
+from myxtts.devicefeed.contract import tensor_specs
 from myxtts.models import alignment, flow, layers, prosody
 from myxtts.models.aligner import Aligner
 from myxtts.models.alignment import gather_rows

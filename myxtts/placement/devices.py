@@ -16,10 +16,13 @@ from tempfile import TemporaryFile
 
 import tensorflow as tf
 
-from myxtts.base.errors import ConfigError, PlacementError
+from myxtts.base.errors import ConfigError
 from myxtts.base.machine import ThreadPools, automatic_pools, core_count, is_pinned
-from myxtts.base.tf_internals import has_cuda_gpus, has_started
+from myxtts.base.tf_internals import has_cuda_gpus
 from myxtts.config.schema import PlacementConfig
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.internals import has_started
+from myxtts.devicefeed.routes import Placement
 from myxtts.placement.gpu_memory import (
     DriverUnavailable,
     ask_driver,
@@ -27,7 +30,7 @@ from myxtts.placement.gpu_memory import (
     limits_of,
     read_memory,
 )
-from myxtts.placement.routes import Placement, hidden_gpus_warning, plan_routes
+from myxtts.placement.routes import hidden_gpus_warning, plan_routes
 
 # LLVM ends the process: its PTX 8.5 does not support sm_120
 # (github.com/tensorflow/tensorflow/issues/111958).
@@ -156,15 +159,6 @@ def _configure_gpus(placement: Placement) -> None:
         else:
             logical = [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in limits]
             tf.config.set_logical_device_configuration(physical[i], logical)
-
-
-def synchronize(tensor: tf.Tensor) -> None:
-    """Wait until the tensor's device has computed it and all earlier work, by reading one element.
-
-    Does not work for int32, which is in host memory before the GPU has done anything.
-    """
-    with tf.device(tensor.device):
-        tf.reshape(tensor, [-1])[:1].numpy()
 
 
 def describe_threads() -> str:

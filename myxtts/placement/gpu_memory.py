@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from myxtts.base.errors import PlacementError
 from myxtts.base.processes import visible_gpus
-from myxtts.placement.routes import Placement
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.routes import Placement
 
 # What TensorFlow 2.21 leaves to CUDA, cuBLAS, cuDNN and NCCL if it has no limit, by the largest
 # major compute capability (MinSystemMemory in gpu_device.cc). With limits it leaves nothing.

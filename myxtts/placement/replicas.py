@@ -9,13 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from myxtts.base.errors import PlacementError
 from myxtts.base.tf_internals import has_cuda_gpus
 from myxtts.config.schema import WorkersConfig
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.routes import Placement, Route
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import TIMEOUTS, worker_group
 from myxtts.placement.devices import gpu_names
-from myxtts.placement.routes import Placement, Route
 
 
 @dataclass(frozen=True)

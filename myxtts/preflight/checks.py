@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from myxtts.base.errors import UserError
 from myxtts.base.terminal import printable
+from myxtts.devicefeed.errors import UserError
 
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
 

@@ -7,11 +7,12 @@ from statistics import median
 
 import tensorflow as tf
 
-from myxtts.base.errors import PlacementError
-from myxtts.batch import Batch
-from myxtts.placement import devices
-from myxtts.placement.audit import require_device
-from myxtts.placement.routes import LogicalDevice, Placement, Route, named_data_gpus, named_gpus
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import Batch
+from myxtts.devicefeed.devices import synchronize
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.routes import LogicalDevice, Placement, Route
+from myxtts.placement.routes import named_data_gpus, named_gpus
 from myxtts.preflight.checks import Check, failed_by, recommended, required
 from myxtts.training.setup import OpenRun, Start, open_run
 
@@ -150,13 +151,13 @@ def copy_s(size_bytes: int, source: str, target: str) -> float:
     """Return the median time of a copy in seconds, from the call until the copy is complete."""
     with tf.device(source):
         tensor = tf.ones([size_bytes // 4])
-    devices.synchronize(tensor)
+    synchronize(tensor)
     times_s = []
     for _ in range(REPETITIONS + 1):
         started_s = time.perf_counter()
         for _ in range(COPIES):
             copy = copy_to(tensor, target)
-        devices.synchronize(copy)
+        synchronize(copy)
         times_s.append(time.perf_counter() - started_s)
     # The first ones warm up.
     return median(times_s[1:]) / COPIES

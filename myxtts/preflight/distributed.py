@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.base.errors import PlacementError
+from myxtts.devicefeed.errors import PlacementError
 from myxtts.distributed.cluster import Cluster
 from myxtts.distributed.worker_group import worker_group
 from myxtts.placement.devices import check_xla_flags, gpu_names

@@ -11,12 +11,13 @@ import tensorflow as tf
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from myxtts.base.errors import PlacementError
 from myxtts.base.processes import NVIDIA_SMI_S, output_of
 from myxtts.base.tf_internals import has_cuda_gpus
 from myxtts.config.schema import Config
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.routes import Placement
 from myxtts.placement.devices import check_xla_flags
-from myxtts.placement.routes import Placement, named_gpus, plan_routes
+from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.preflight.checks import Check, recommended, required
 
 # A checkout that is not installed has no metadata of a package.

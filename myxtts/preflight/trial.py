@@ -14,16 +14,20 @@ from itertools import chain, islice, product
 import numpy as np
 import tensorflow as tf
 
-from myxtts.base.clock import Span, Timeline
 from myxtts.base.machine import available_memory_mib
 from myxtts.base.tf_internals import device_memory_mib
-from myxtts.batch import Batch, empty_batch
+from myxtts.batch import empty_batch
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass, Plan, Position
-from myxtts.data.pipeline import HANDED_OVER_AHEAD, Pipeline, ReplicaBatches, step_batches
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import Batch
+from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
+from myxtts.devicefeed.producer import ReplicaBatches, step_batches
+from myxtts.devicefeed.routes import Placement
+from myxtts.devicefeed.times import Span, Timeline
 from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit, require_device
-from myxtts.placement.routes import Placement
+from myxtts.placement.audit import audit
 from myxtts.preflight.checks import Check, recommended, required
 from myxtts.preflight.prerequisites import existing_parent
 from myxtts.throughput.measure import SynchronousStep, step_spans, train_steps
@@ -231,7 +235,7 @@ def take_steps(
         before = int(state.optimizer.iterations)
         started_s = time.perf_counter()
         outcome = step(repeated, state.step + 1, rates)
-        state.advance(microbatches[0][0].planned.step)
+        state.advance(microbatches[0][0].tag.step)
         metrics = step.read(outcome)
         seconds.append(time.perf_counter() - started_s)
         if len(seconds) > 1 and int(state.optimizer.iterations) > before:

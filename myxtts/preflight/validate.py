@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.base.errors import PlacementError, UserError
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
-from myxtts.placement.routes import Route, named_gpus, plan_routes
+from myxtts.devicefeed.errors import PlacementError, UserError
+from myxtts.devicefeed.routes import Route
+from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.preflight.checks import Check, Report, failed_by, recommended, required
 from myxtts.preflight.devices import check_copies, check_placement
 from myxtts.preflight.prerequisites import check_prerequisites

@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from myxtts.base.clock import MODEL, Span, Timeline, format_duration
+from myxtts.base.clock import MODEL, format_duration
 from myxtts.base.files import write_whole
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
+from myxtts.devicefeed.times import Span, Timeline
 from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, judge_alignment
 from myxtts.report.metrics import FIGURES, History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview

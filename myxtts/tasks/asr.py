@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from myxtts.audio.augmentation import spec_augment
 from myxtts.audio.vocoder import LoadVocoder
-from myxtts.batch import ASR_FEATURES, tensor_specs
+from myxtts.batch import ASR_FEATURES
 from myxtts.config.schema import Config
-from myxtts.data.features import FeatureExtractor, LoadFrozen, asr_extractor, at_loudness
+from myxtts.data.features import asr_extractor, at_loudness
 from myxtts.data.manifest import Vocabulary
+from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen, tensor_specs
 from myxtts.models import asr
 from myxtts.models.asr import build_asr
 from myxtts.models.ctc import decoded_texts, greedy_decode

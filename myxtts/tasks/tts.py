@@ -12,8 +12,9 @@ from myxtts.batch import TAUGHT_TTS_FEATURES
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.data.audio_file import write_wav
-from myxtts.data.features import FeatureExtractor, LoadFrozen, at_loudness, tts_extractor
+from myxtts.data.features import at_loudness, tts_extractor
 from myxtts.data.manifest import Vocabulary
+from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
 from myxtts.models import aligner, xtts
 from myxtts.models.alignment import sum_over_paths
 from myxtts.models.xtts import TEXT_INPUTS, build_xtts, option_tensors

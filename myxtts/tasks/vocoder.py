@@ -14,8 +14,9 @@ from myxtts.audio.vocoder import GriffinLim, LoadVocoder, vocode
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.config.schema import Config
 from myxtts.data.audio_file import write_wav
-from myxtts.data.features import FeatureExtractor, LoadFrozen, at_loudness, vocoder_extractor
+from myxtts.data.features import at_loudness, vocoder_extractor
 from myxtts.data.manifest import Vocabulary
+from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
 from myxtts.models import vocoder
 from myxtts.models.vocoder import build_vocoder, mel_and_spectrum
 from myxtts.report import plots

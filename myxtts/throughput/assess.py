@@ -16,7 +16,7 @@ from myxtts.base.clock import NO_WAIT, Interval
 from myxtts.base.machine import core_count
 from myxtts.config.flags import SETTINGS, command_line
 from myxtts.config.schema import DataConfig
-from myxtts.placement.routes import Placement, Route
+from myxtts.devicefeed.routes import Placement, Route
 from myxtts.throughput.model import analytic_bound, ring_all_reduce_s
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from myxtts.base.errors import OutOfMemory, PlacementError, TrainingError, UserError
+from myxtts.base.errors import OutOfMemory, TrainingError
 from myxtts.base.processes import child_setup, exit_at_sigterm
 from myxtts.config.flags import marked, with_values
 from myxtts.config.schema import NAMES_GPUS, Config
+from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed.cluster import find_cluster
 from myxtts.placement.routes import flags_of_gpus, named_gpus
 from myxtts.throughput import planner

@@ -14,17 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from myxtts.base.clock import MODEL, Clock, Interval, Span, Timeline
-from myxtts.base.errors import PlacementError
-from myxtts.batch import Batch
+from myxtts.base.clock import MODEL, Clock, Interval
 from myxtts.config.flags import turned_off, with_values
 from myxtts.config.schema import OFF_IN_TRIAL, Config, RunConfig
 from myxtts.data.batch_plan import Pass
-from myxtts.data.pipeline import Pipeline, ProduceFunction, ReplicaFeed, trace_produce
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.contract import Batch
+from myxtts.devicefeed.devices import synchronize
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.producer import ProduceFunction, ReplicaFeed, trace_produce
+from myxtts.devicefeed.routes import Placement, Route
+from myxtts.devicefeed.times import Span, Timeline
 from myxtts.models.teacher import NullTeacher
-from myxtts.placement import devices
 from myxtts.placement.replicas import make_replicas
-from myxtts.placement.routes import Placement, Route
 from myxtts.report.reporter import TensorBoard
 from myxtts.throughput.model import StageTimes
 from myxtts.throughput.planner import StageProfile
@@ -127,7 +129,7 @@ def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
     """Return the window of WARM_UP and `steps` steps; a short corpus is read for several epochs."""
     columns = []
     step = 0
-    for planned in pipeline.producers[0].planned(Pass()):
+    for planned in pipeline.planned(Pass()):
         columns.append((step, planned.step.bucket, planned.audio_s, planned.padded_s))
         step += planned.last
         if step == WARM_UP + steps:
@@ -192,7 +194,7 @@ def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndar
     samples: SampleBatches = {}
     with closing(pipeline.producers[0].read(Pass())) as batches:
         for bucket, (_, waves) in zip(window.bucket.tolist(), batches, strict=False):
-            devices.synchronize(waves["pcm"])
+            synchronize(waves["pcm"])
             times_s.append(time.perf_counter())
             if len(samples.setdefault(bucket, [])) < SAMPLES_PER_BUCKET:
                 samples[bucket].append(waves)
@@ -246,7 +248,7 @@ def time_producing_without_teacher(
 def transfer(step: Step, features: Batch) -> Batch:
     """Copy features to the model device and wait for it."""
     (batch,) = step.hand_over([features])
-    devices.synchronize(batch["mel"])
+    synchronize(batch["mel"])
     return batch
 
 
@@ -355,7 +357,7 @@ def time_all_reduce(strategy: tf.distribute.Strategy, size: int, repetitions: in
     for _ in range(UNTIMED + repetitions):
         started_s = time.perf_counter()
         for copy in strategy.experimental_local_results(all_reduce_once()):
-            devices.synchronize(copy)
+            synchronize(copy)
         times_s.append(time.perf_counter() - started_s)
     return float(np.median(times_s[UNTIMED:]))
 

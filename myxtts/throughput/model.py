@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from myxtts.placement.routes import Route
+from myxtts.devicefeed.routes import Route
 
 STAGES = ("read", "produce", "transfer", "step")
 LETTERS = {"read": "R", "produce": "P", "transfer": "T", "step": "C"}  # of the stages in formulas

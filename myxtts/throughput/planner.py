@@ -17,7 +17,8 @@ from pydantic import Field
 from myxtts.base.errors import ConfigError
 from myxtts.config.schema import ObserverPlace, PlacementConfig
 from myxtts.data.batch_plan import deal_rows, water_fill
-from myxtts.placement.routes import Placement, named_data_gpus, plan_routes
+from myxtts.devicefeed.routes import Placement
+from myxtts.placement.routes import named_data_gpus, plan_routes
 from myxtts.throughput import model
 from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths, StageTimes, parts_of
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from myxtts.base.clock import Span
 from myxtts.config.schema import Config, DataConfig
-from myxtts.placement.routes import Placement, Route
+from myxtts.devicefeed.routes import Placement, Route
+from myxtts.devicefeed.times import Span
 from myxtts.throughput import assess, measure
 from myxtts.throughput.gpu_usage import GpuUsage
 from myxtts.throughput.model import STAGES, QueueDepths, StageTimes, simulate

@@ -22,7 +22,7 @@ from myxtts.config.flags import values_of
 from myxtts.config.schema import Config, TrainingConfig, flag_of
 from myxtts.data.batch_plan import Plan, planned_steps
 from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
-from myxtts.data.pipeline import HANDED_OVER_AHEAD
+from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.models.layers import parameter_count
 from myxtts.placement.devices import describe
 from myxtts.tasks.registry import task_of

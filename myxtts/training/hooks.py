@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from myxtts.base.clock import FIRST_STEP
 from myxtts.base.files import tolerate_full_disk
-from myxtts.batch import Batch
 from myxtts.data.batch_plan import PlannedStep
-from myxtts.placement.audit import require_device
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import Batch
 from myxtts.report.metrics import MetricsFile
 from myxtts.training.observation import OBSERVER, Observer, Snapshot
 from myxtts.training.schedule import Observation, due_parts, is_due

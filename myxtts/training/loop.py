@@ -7,21 +7,18 @@ The loop waits for the device only where a report, a hook or a checkpoint is due
 has no batch.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain
 
 import tensorflow as tf
 
 from myxtts.base.clock import Clock
-from myxtts.base.errors import PlacementError, TrainingError
-from myxtts.batch import Batch
+from myxtts.base.errors import TrainingError
 from myxtts.data.batch_plan import PlannedStep
-from myxtts.data.feed import StopArrived
-from myxtts.data.pipeline import HANDED_OVER_AHEAD, HandOver, ReplicaBatches, ReplicaFeed
+from myxtts.devicefeed.errors import PlacementError
+from myxtts.devicefeed.feed import StopArrived
+from myxtts.devicefeed.handover import LookAhead, StepBatches
+from myxtts.devicefeed.producer import ReplicaFeed
 from myxtts.training.hooks import Hook, StepEnd
 from myxtts.training.observation import OBSERVER, Observer
 from myxtts.training.schedule import Schedule
@@ -51,7 +48,7 @@ def train(
     Raises NonFiniteLoss or StepOutOfMemory for a step, which is not saved; UserError if a batch
     could not be made, or a hook or the observer failed; ObserverFailed for a defect in there.
     """
-    ahead = LookAhead(feed, step, clock)
+    ahead = LookAhead(feed, step.hand_over, clock.wait, step.synchronize)
     intervals = Intervals(clock, schedule)
     first_step = state.step + 1
     outcome = None
@@ -68,11 +65,11 @@ def train(
             except StopArrived:
                 break
 
-            with savepoint.advance(step, batches.planned):
+            with savepoint.advance(step, batches.tag.step):
                 outcome = step(batches, state.step + 1, schedule, stop.requested)
             stop.observe(outcome)
             intervals.finish_step(batches)
-            end = StepEnd(state, outcome, batches.planned, schedule.total_steps, stop)
+            end = StepEnd(state, outcome, batches.tag.step, schedule.total_steps, stop)
             if end.step == first_step:
                 end.batches = batches.newest
 
@@ -81,7 +78,7 @@ def train(
             between_steps(end, step, schedule, hooks, intervals, savepoint, clock)
             if end.is_redealt:
                 # Those that were taken ahead are of other shares.
-                ahead = LookAhead(feed, step, clock)
+                ahead = LookAhead(feed, step.hand_over, clock.wait, step.synchronize)
                 clock.drop_taken()
             # It has the batches of the first step.
             del end
@@ -181,9 +178,9 @@ class Intervals:
         self._has_begun = False
         self.counts = True
 
-    def finish_step(self, batches: "StepBatches") -> None:
+    def finish_step(self, batches: StepBatches) -> None:
         """Count a step."""
-        planned = batches.planned
+        planned = batches.tag.step
         self._clock.finish_step(planned.audio_s, planned.padded_s, batches.times)
         self.counts, self._has_begun = self._has_begun, True
 
@@ -205,105 +202,6 @@ class Intervals:
             **{f"batch_share_{i}": share / sum(shares) for i, share in enumerate(shares)},
             "remaining_s": self._clock.remaining_s(interval, remaining_steps),
         }
-
-
-@dataclass(eq=False)
-class Microbatch:
-    """A batch of each replica: features on the data devices, then copies on the model devices."""
-
-    produced: ReplicaBatches
-    copies: Future[list[Batch]] | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it is the last one of its step."""
-        return self.produced[0].planned.last
-
-    def begin(self, hand_over: HandOver) -> Future[list[Batch]]:
-        """Begin to copy it, if this has not begun yet, and return the copies."""
-        if self.copies is None:
-            self.copies = hand_over.begin([batch.features for batch in self.produced])
-            # The copy needs them until it is done, and nobody else.
-            self.produced = tuple(batch._replace(features={}) for batch in self.produced)
-        return self.copies
-
-
-class StepBatches:
-    """The microbatches of a step; to be iterated once, it returns them on the model devices.
-
-    Those that follow are handed over ahead. They may belong to the next steps.
-
-    Attributes:
-        planned: the step in the plan.
-        times: of all its batches in their producers.
-        newest: the microbatch that was returned last, a batch for each replica.
-    """
-
-    def __init__(
-        self, microbatches: Sequence[Microbatch], following: Iterable[Microbatch], step: Step
-    ):
-        produced = list(chain.from_iterable(each.produced for each in microbatches))
-        self.planned: PlannedStep = produced[0].planned.step
-        self.times = [batch.times for batch in produced]
-        self.newest: list[Batch] = []
-        self._count, self._coming, self._step = len(microbatches), [*microbatches, *following], step
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[list[Batch]]:
-        for _ in range(self._count):
-            copies, *_ = [
-                microbatch.begin(self._step.hand_over)
-                for microbatch in self._coming[: 1 + HANDED_OVER_AHEAD]
-            ]
-            del self._coming[0]
-            self.newest = copies.result()
-            yield self.newest
-
-
-class LookAhead:
-    """Takes the microbatches of one step after the other from a feed, and those that follow ahead.
-
-    A wait for the feed counts from the moment when the device has finished the running step: until
-    then, it has work.
-    """
-
-    def __init__(self, feed: ReplicaFeed, step: Step, clock: Clock):
-        self._feed, self._step, self._clock = feed, step, clock
-        self._taken: deque[Microbatch] = deque()
-        self._error: Exception | None = None
-
-    def take(self, running: tf.Tensor | None, steps_left: int) -> StepBatches:
-        """Return the batches of the next step; raise an error of the feed instead of a batch of it.
-
-        `running` is the outcome of the previous step. After the last step no batch is taken.
-        """
-        while self._error is None and not self._has_enough(steps_left):
-            try:
-                self._taken.append(Microbatch(self._take(running)))
-            except Exception as error:
-                # Raised instead of its batch, after the steps that have theirs.
-                self._error = error
-        is_last = [microbatch.is_last for microbatch in self._taken]
-        if True not in is_last:
-            assert self._error is not None
-            raise self._error
-        microbatches = [self._taken.popleft() for _ in range(1 + is_last.index(True))]
-        return StepBatches(microbatches, self._taken, self._step)
-
-    def _has_enough(self, steps_left: int) -> bool:
-        """Whether a step and what is handed over ahead of it are there, or all steps left."""
-        is_last = [microbatch.is_last for microbatch in self._taken]
-        if sum(is_last) >= steps_left:
-            return True
-        return True in is_last and len(is_last) - is_last.index(True) > HANDED_OVER_AHEAD
-
-    def _take(self, running: tf.Tensor | None) -> ReplicaBatches:
-        if running is not None and not self._feed.is_ready:
-            self._step.synchronize(running)
-        with self._clock.wait():
-            return next(self._feed)
 
 
 def require_finite(state: TrainingState) -> None:

@@ -22,14 +22,18 @@ import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.audio.vocoder import LoadVocoder
-from myxtts.base.clock import Span, Timeline, format_duration
-from myxtts.base.errors import TrainingError, UserError, lacking_memory
-from myxtts.batch import tensor_specs
+from myxtts.base.clock import format_duration
+from myxtts.base.errors import TrainingError, lacking_memory
 from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
-from myxtts.data.pipeline import HandOver, Pipeline, ProducedBatch, ReplicaFeed, launch_lock
+from myxtts.data.pipeline import Pipeline
 from myxtts.data.reading import read_row
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import tensor_specs
+from myxtts.devicefeed.errors import UserError
+from myxtts.devicefeed.handover import HandOver
+from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, launch_lock
+from myxtts.devicefeed.times import Span, Timeline
 from myxtts.models.layers import loss_names
-from myxtts.placement.audit import require_device
 from myxtts.report.reporter import TensorBoard
 from myxtts.tasks.base import SAMPLED_UTTERANCES, Evaluator, Examples, Metric, Sampler
 from myxtts.tasks.registry import task_of
@@ -275,7 +279,7 @@ def make_sampler(
     with pipeline.open_feed(Pass(epochs=1)) as feed:
         (first,) = next(feed)
     (batch,) = HandOver(network.BATCH_FIELDS, [device])([first.features])
-    rows, manifest = first.planned.rows[:SAMPLED_UTTERANCES], corpora.held_out.manifest
+    rows, manifest = first.tag.rows[:SAMPLED_UTTERANCES], corpora.held_out.manifest
     ids, texts = ([column[row] for row in rows] for column in (manifest.ids, manifest.texts))
     recordings = [read_row(manifest, row, config.data.loudness) for row in rows]
     examples = Examples(batch, ids, texts, recordings)

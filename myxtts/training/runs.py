@@ -232,9 +232,9 @@ class TrainedRun:
         settings = self.record.settings
         precision = config.teacher.produce_precision
         network = self.load_network(device, "tts", precision)
+        from myxtts.devicefeed.audit import require_device
         from myxtts.models.layers import parameter_count
         from myxtts.models.teacher import TeacherModel
-        from myxtts.placement.audit import require_device
         from myxtts.tasks.registry import task_of
 
         require_device(device, ((v.path, v.value) for v in network.variables))

@@ -25,15 +25,16 @@ from myxtts.config.flags import SETTINGS, marked
 from myxtts.config.schema import IN_SCORES, PER_MACHINE, Config
 from myxtts.data.batch_plan import Plan, steps_left
 from myxtts.data.dataset import Corpus, load_corpora
-from myxtts.data.features import FeatureExtractor, LoadFrozen
 from myxtts.data.manifest import Vocabulary, frontend_of
 from myxtts.data.pipeline import Pipeline, held_out_pipeline
+from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
+from myxtts.devicefeed.routes import Placement, Route
 from myxtts.distributed.cluster import Cluster
 from myxtts.models.layers import parameter_count
 from myxtts.placement import devices
 from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
-from myxtts.placement.routes import Placement, Route, named_gpus, plan_routes
+from myxtts.placement.routes import named_gpus, plan_routes
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from myxtts.base.clock import Clock
 from myxtts.data.batch_plan import Pass, water_fill
-from myxtts.data.pipeline import Pipeline, ReplicaFeed
+from myxtts.data.pipeline import Pipeline
+from myxtts.devicefeed.producer import ReplicaFeed
+from myxtts.devicefeed.routes import Placement
 from myxtts.placement.gpu_memory import DriverUnavailable, read_memory
-from myxtts.placement.routes import Placement
 from myxtts.training.hooks import StepEnd
 from myxtts.training.setup import TrainingSetup
 from myxtts.training.step import IDLE_STEPS, Step

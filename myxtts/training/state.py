@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from myxtts.base.tf_internals import AdamWOnReducedGradients
 from myxtts.data.batch_plan import PlannedStep, Position
-from myxtts.placement.audit import require_device
+from myxtts.devicefeed.audit import require_device
 from myxtts.placement.replicas import Replicas
 from myxtts.training.checkpoint_files import AVERAGES, MODEL, OPTIMIZER
 from myxtts.training.schedule import Observation

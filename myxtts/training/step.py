@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import Batch, tensor_specs
-from myxtts.data.pipeline import HandOver
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import Batch, tensor_specs
+from myxtts.devicefeed.handover import HandOver
 from myxtts.models.layers import loss_names
-from myxtts.placement.audit import require_device
 from myxtts.training.schedule import Rates
 from myxtts.training.state import TrainingState
 

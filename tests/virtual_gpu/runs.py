@@ -28,7 +28,7 @@ from myxtts.commands import train
 from myxtts.config.schema import PlacementConfig
 from myxtts.data.batch_plan import Pass
 from myxtts.data.pipeline import Pipeline
-from myxtts.data.reading import Source
+from myxtts.devicefeed.upload import Source
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
 from myxtts.training.observation import Validation
@@ -115,7 +115,7 @@ class Recorded:
 
     def planned(self, replicas: int) -> list[np.ndarray]:
         """Return the frames of the batches of the plan, in the order of `entered`."""
-        plan_pass = self.pipeline.producers[0].plan_pass
+        plan_pass = self.pipeline.producers[0].read.plan_pass
         planned = plan_pass(Pass(), replicas=range(replicas))
         frames = []
         for entered in self.entered:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from myxtts.base.errors import UserError
+from myxtts.devicefeed.errors import UserError
 from myxtts.text.frontend import TextFrontend
 
 PROJECT = Path(__file__).resolve().parents[3]

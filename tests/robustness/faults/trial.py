@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from myxtts.base.errors import PeerLost, UserError
+from myxtts.base.errors import PeerLost
+from myxtts.devicefeed.errors import UserError
 from tests.robustness.faults.children import Child
 from tests.robustness.faults.injection import Injection
 from tests.robustness.faults.lab import CHECKPOINT_EVERY, LIMIT_S, SCRIPT, Lab, newest_step

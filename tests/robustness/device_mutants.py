@@ -61,13 +61,13 @@ COPY_ON_DEVICE = """\
                     copies.append("""
 MUTANTS = (
     Planted(
-        *("copies go to the first replica", DEVICE, "data/pipeline.py"),
+        *("copies go to the first replica", DEVICE, "devicefeed/handover.py"),
         COPY_ON_DEVICE,
         COPY_ON_DEVICE.replace("(device)", "(devices[0])"),
         "Replicated",
     ),
     Planted(
-        *("batches are made on the first GPU", DEVICE, "data/pipeline.py"),
+        *("batches are made on the first GPU", DEVICE, "devicefeed/producer.py"),
         """reach the operations.
         with tf.device(device):""",
         """reach the operations.
@@ -95,31 +95,31 @@ MUTANTS = (
         "Dual",
     ),
     Planted(
-        *("batches stay where they are made", COPY, "data/pipeline.py"),
+        *("batches stay where they are made", COPY, "devicefeed/handover.py"),
         "{name: tf.identity(value) for",
         "{name: value for",
         "Dual",
     ),
     Planted(
-        *("the newest batch comes first", COPY, "training/loop.py"),
+        *("the newest batch comes first", COPY, "devicefeed/handover.py"),
         "self._taken.popleft() for",
         "self._taken.pop() for",
         "Dual",
     ),
     Planted(
-        *("a microbatch is taken twice", COPY, "training/loop.py"),
+        *("a microbatch is taken twice", COPY, "devicefeed/handover.py"),
         "            del self._coming[0]\n",
         "",
         "Dual",
     ),
     Planted(
-        *("replicas get the batches of each other", COPY, "data/pipeline.py"),
+        *("replicas get the batches of each other", COPY, "devicefeed/producer.py"),
         "for index in self._order)",
         "for index in reversed(self._order))",
         "Replicated",
     ),
     Planted(
-        *("copies go to the host", HOST, "data/pipeline.py"),
+        *("copies go to the host", HOST, "devicefeed/handover.py"),
         COPY_ON_DEVICE,
         COPY_ON_DEVICE.replace("(device)", '("/CPU:0")'),
         "Dual",
@@ -147,7 +147,7 @@ MUTANTS = (
         "Threads",
     ),
     Planted(
-        *("threads share an iterator", LOCK, "data/reading.py"),
+        *("threads share an iterator", LOCK, "devicefeed/upload.py"),
         """with self._lock:
             while self._next""",
         """if True:

@@ -2,8 +2,8 @@
 fails.
 
     python tests/robustness/mutants.py --count 60 --seed 0 --out mutants.json
-    python tests/robustness/mutants.py --show data/feed.py       # prints mutants, runs nothing
-    python tests/robustness/mutants.py --only data/feed.py:42:compare:0
+    python tests/robustness/mutants.py --show devicefeed/feed.py       # prints mutants, runs nothing
+    python tests/robustness/mutants.py --only devicefeed/feed.py:42:compare:0
 
 A mutant is a copy of the checkout in which one expression or statement of one module is replaced,
 so that processes which tests start have the defect, too. The tests of that module run in a fork of
@@ -56,8 +56,12 @@ TESTS = {
         *("test_batch_plan", REST_OF_EPOCH, "test_readers", PIPELINE_TEST, REFERENCE_TEST),
     ),
     "data/features.py": (PIPELINE_TEST, "test_spec_augment", "test_asr"),
-    "data/feed.py": ("test_feed", PIPELINE),
+    "devicefeed/feed.py": ("test_feed", PIPELINE),
     "data/pipeline.py": (PIPELINE, DAMAGED, DEVICES, MINIMAL_RUN, "test_replicas.RunTest"),
+    "devicefeed/producer.py": (PIPELINE, DAMAGED, DEVICES, MINIMAL_RUN, "test_replicas.RunTest"),
+    "devicefeed/handover.py": ("test_step", REPLICAS, "test_loop", DEVICES, MINIMAL_RUN),
+    "devicefeed/upload.py": ("test_readers", PIPELINE, DAMAGED),
+    "devicefeed/audit.py": ("test_audit", DEVICES),
     "data/reading.py": ("test_readers", PIPELINE, DAMAGED),
     "data/pcm_cache.py": ("test_readers", PIPELINE_TEST),
     "training/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),

@@ -4,6 +4,7 @@ import ast
 import unittest
 from pathlib import Path
 
+from tests.robustness.device_mutants import MUTANTS
 from tests.robustness.mutants import COPIED, TESTS, path_of
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +18,11 @@ class Tests(unittest.TestCase):
                 name, _, case = test.partition(".")
                 source = (ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8")
                 self.assertIn(f"class {case}", source, test)
+
+    def test_every_text_that_a_planted_defect_replaces_is_there_once(self):
+        for planted in MUTANTS:
+            with self.subTest(planted.id):
+                self.assertNotEqual(planted.source(), path_of(planted.module).read_text("utf-8"))
 
 
 class Copy(unittest.TestCase):

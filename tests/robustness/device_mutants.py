@@ -84,8 +84,8 @@ MUTANTS = (
     ),
     Planted(
         *("other GPUs than named are visible", DEVICE, "placement/devices.py"),
-        '[physical[i] for i in used], "GPU"',
-        'physical[: len(used)], "GPU"',
+        '[physical[i] for i in placement.gpus], "GPU"',
+        'physical[: len(placement.gpus)], "GPU"',
         "Dual",
     ),
     Planted(

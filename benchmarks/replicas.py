@@ -159,8 +159,7 @@ def train(
             all replicas.
     """
     from myxtts.data.dataset import load_corpora
-    from myxtts.data.pipeline import Pipeline
-    from myxtts.devicefeed.producer import step_batches
+    from myxtts.data.pipeline import Pipeline, step_batches
     from myxtts.devicefeed.routes import Route
     from myxtts.placement.replicas import make_replicas
     from myxtts.tasks.registry import length_rule_of, task_of

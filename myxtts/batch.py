@@ -7,6 +7,8 @@ equal within a batch. All batches of a bucket have one shape: the last batch of 
 up with empty rows, whose `samples`, `frames` and `token_count` are 0.
 """
 
+from math import prod
+
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS
@@ -84,3 +86,9 @@ def first_rows(batch: dict, fields: dict[str, Field], count: int) -> dict:
     """Return the first rows of a batch of a contract."""
     by_row = {name for name, field in fields.items() if field.dims[:1] == ("batch",)}
     return batch | {name: batch[name][:count] for name in batch if name in by_row}
+
+
+def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
+    """Return the bytes of a batch of a contract, given the size of each named dimension."""
+    counts = {name: prod(field.sized(sizes)) for name, field in fields.items()}
+    return sum(counts[name] * tf.dtypes.as_dtype(fields[name].dtype).size for name in fields)

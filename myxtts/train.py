@@ -149,7 +149,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             observer.watch(feed)
         delay_s = config.data.model_start_delay
         waited_s = feed.wait_until_full(delay_s, lambda: stop.requested)
-        log.info("feed           %s", feed.describe(waited_s, delay_s))
+        log.info("feed           %s", description.describe_fill(*feed.fill, waited_s, delay_s))
 
         # Loop. The last checkpoint is on the disk before the run says how it went.
         clock = Clock(

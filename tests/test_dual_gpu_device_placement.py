@@ -24,10 +24,9 @@ from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.data.batch_plan import Pass
 from myxtts.data.features import asr_extractor, tts_extractor
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import Pipeline, step_batches
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.errors import PlacementError
-from myxtts.devicefeed.producer import step_batches
 from myxtts.devicefeed.routes import Route
 from myxtts.models.asr import build_asr
 from myxtts.placement import devices

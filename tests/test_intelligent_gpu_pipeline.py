@@ -35,6 +35,7 @@ from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.feed import Feed
 from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, produced_batches
 from myxtts.devicefeed.routes import Route
+from myxtts.training.description import describe_fill
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
 from tests.pipeline_case import (
     PLAIN,
@@ -283,7 +284,7 @@ class PipelineTest(PipelineCase):
             feeds = [[Mock(fill=fill)] for fill in of_feeds]
             routes = [Route(str(index), str(index)) for index in range(len(feeds))]
             feed = ReplicaFeed(feeds, [[index] for index in range(len(feeds))], routes)
-            self.assertEqual(feed.describe(waited_s, limit_s), expected)
+            self.assertEqual(describe_fill(*feed.fill, waited_s, limit_s), expected)
 
     def test_every_operation_that_produces_features_is_bound_to_the_device(self):
         for device, extractor in ((DATA, tts_extractor(0.2)), (MODEL, PLAIN)):

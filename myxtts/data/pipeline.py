@@ -1,6 +1,6 @@
 """Stages A to D of a corpus: producers of its batches, from any position of its plan."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -153,3 +153,13 @@ def make_reader(
     else:
         read_rows = rows_from_files(manifest, data.use_tf_native_loading)
     return Reader(manifest, fields, reference_samples, data, read_rows)
+
+
+def step_batches(feed: Iterable[ReplicaBatches]) -> Iterator[list[ReplicaBatches]]:
+    """Yield the microbatches of one step after the other."""
+    microbatches = []
+    for batches in feed:
+        microbatches.append(batches)
+        if batches[0].tag.last:
+            yield microbatches
+            microbatches = []

@@ -6,7 +6,6 @@ functions take and return them. Dimensions with the same name are equal within a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -40,12 +39,6 @@ def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
     return {
         name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()
     }
-
-
-def batch_bytes(fields: dict[str, Field], sizes: dict[str, int]) -> int:
-    """Return the bytes of a batch of a contract, given the size of each named dimension."""
-    counts = {name: prod(field.sized(sizes)) for name, field in fields.items()}
-    return sum(counts[name] * tf.dtypes.as_dtype(fields[name].dtype).size for name in fields)
 
 
 def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:

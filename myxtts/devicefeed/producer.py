@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from .audit import require_device
 from .contract import Batch, FeatureExtractor, check_batch, tensor_specs
+from .errors import PlacementError
 from .feed import Feed
 from .routes import Route
 from .times import Times
@@ -58,9 +59,10 @@ class Producer:
     replicas: int
     route: Route
     synchronize: bool
+    traced: ProduceFunction | None = None
 
     def __post_init__(self):
-        self.produce = trace_produce(self.device, self.extractor)
+        self.produce = self.traced or trace_produce(self.device, self.extractor)
 
     def replica_batches(self, start: Any) -> Generator[ReplicaBatches, None, None]:
         """Make the batches of this producer's turns, one for each replica at a time."""
@@ -73,23 +75,25 @@ class Producer:
             yield from zip(*[batches] * self.replicas, strict=True)
 
 
-def trace_produce(device: str, extractor: FeatureExtractor) -> ProduceFunction:
-    """Compile `extractor.produce` for a device; it is traced once, with symbolic dimensions.
+def trace_produce(device: str, extractor: FeatureExtractor) -> Any:
+    """Compile `extractor.produce` for a device, as a ProduceFunction with symbolic dimensions.
 
-    Trace on the main thread; any thread may call the returned function.
+    Trace on the main thread; any thread may call the returned function. Raises PlacementError if
+    nothing that is computed has a floating-point type, by which a producer can wait for its device.
     """
-    computed = next(
-        name
-        for name, field in extractor.features.items()
-        if name not in extractor.inputs and field.dtype == "float32"
-    )
     produce = extractor.produce_on(device)
 
     def produce_on_device(waves: Batch) -> tuple[Batch, tf.Tensor]:
         # Entered here, since a device scope around the tracing does not reach the operations.
         with tf.device(device):
             features = produce(waves)
-            return features, tf.reshape(features[computed], [-1])[:1]
+            for name, value in features.items():
+                if name not in extractor.inputs and value.dtype.is_floating:
+                    return features, tf.reshape(value, [-1])[:1]
+        raise PlacementError(
+            f"{', '.join(features)} are made on {device}, but none of them is a floating-point"
+            " tensor, by which a producer waits for its device. Return one."
+        )
 
     return tf.function(produce_on_device, autograph=False).get_concrete_function(
         tensor_specs(extractor.inputs)
@@ -218,20 +222,8 @@ class ReplicaFeed:
             waited_s += feed.wait_until_full(timeout_s - waited_s, is_stopped)
         return waited_s
 
-    def describe(self, waited_s: float, timeout_s: float) -> str:
-        """Return what is ready after a wait for it to be full, as a part of the log."""
-        ready, depth = map(sum, zip(*(feed.fill for feed in self._feeds), strict=True))
-        if ready == depth:
-            return f"filled in {waited_s:.1f} s"
-        limit = " (--model-start-delay)" if waited_s >= timeout_s else ""
-        return f"{ready} of {depth} batches after {waited_s:.1f} s{limit}"
-
-
-def step_batches(feed: Iterable[ReplicaBatches]) -> Iterator[list[ReplicaBatches]]:
-    """Yield the microbatches of one step after the other."""
-    microbatches = []
-    for batches in feed:
-        microbatches.append(batches)
-        if batches[0].tag.last:
-            yield microbatches
-            microbatches = []
+    @property
+    def fill(self) -> tuple[int, int]:
+        """The batches that wait for the consumer, and how many there can be."""
+        ready, depth = zip(*(feed.fill for feed in self._feeds), strict=True)
+        return sum(ready), sum(depth)

@@ -70,14 +70,3 @@ class Placement:
         """The real GPUs by ascending physical index."""
         used = {device.physical for device in self.devices if device.physical is not None}
         return [] if self.simulated else sorted(used)
-
-
-def _name(routes: tuple[Route, ...]) -> str:
-    if not any(route.is_between_devices for route in routes):
-        return "single" if len(routes) == 1 else "replicated"
-    name = "dual"
-    if routes[0].further_data:
-        name += f", {len(routes[0].data_devices)} producers"
-    if len(routes) > 1:
-        name += f", {len(routes)} replicas"
-    return name

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from myxtts.config.flags import marked
 from myxtts.config.schema import NAMES_GPUS, PlacementConfig, flag_of
 from myxtts.devicefeed.errors import PlacementError
-from myxtts.devicefeed.routes import LogicalDevice, Placement, Route, _name
+from myxtts.devicefeed.routes import LogicalDevice, Placement, Route
 
 DEFAULT_DATA_MEMORY_MIB = 8192
 DEFAULT_MODEL_MEMORY_MIB = 16384
@@ -212,3 +212,14 @@ def _check_gpus_exist(
                 " device, leave out --data-gpu, --data-gpus, --model-gpu, --model-gpus and"
                 " --observer; --simulate-gpus tries the placement on the CPU."
             )
+
+
+def _name(routes: tuple[Route, ...]) -> str:
+    if not any(route.is_between_devices for route in routes):
+        return "single" if len(routes) == 1 else "replicated"
+    name = "dual"
+    if routes[0].further_data:
+        name += f", {len(routes[0].data_devices)} producers"
+    if len(routes) > 1:
+        name += f", {len(routes)} replicas"
+    return name

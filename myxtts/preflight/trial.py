@@ -19,11 +19,11 @@ from myxtts.base.tf_internals import device_memory_mib
 from myxtts.batch import empty_batch
 from myxtts.config.schema import Config
 from myxtts.data.batch_plan import Pass, Plan, Position
-from myxtts.data.pipeline import Pipeline
+from myxtts.data.pipeline import Pipeline, step_batches
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import Batch
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
-from myxtts.devicefeed.producer import ReplicaBatches, step_batches
+from myxtts.devicefeed.producer import ReplicaBatches
 from myxtts.devicefeed.routes import Placement
 from myxtts.devicefeed.times import Span, Timeline
 from myxtts.models.layers import parameter_count

@@ -273,3 +273,11 @@ def out_of_memory(
         f"out of memory{batch}: {lacking_memory(error)} (the model is on {where})."
         f" {remedy.capitalize()}{shares}"
     )
+
+
+def describe_fill(ready: int, depth: int, waited_s: float, timeout_s: float) -> str:
+    """Describe how many of `depth` batches are ready after a wait for all of them."""
+    if ready == depth:
+        return f"filled in {waited_s:.1f} s"
+    limit = " (--model-start-delay)" if waited_s >= timeout_s else ""
+    return f"{ready} of {depth} batches after {waited_s:.1f} s{limit}"

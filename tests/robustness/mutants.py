@@ -2,7 +2,7 @@
 fails.
 
     python tests/robustness/mutants.py --count 60 --seed 0 --out mutants.json
-    python tests/robustness/mutants.py --show devicefeed/feed.py       # prints mutants, runs nothing
+    python tests/robustness/mutants.py --show devicefeed/feed.py  # prints mutants, runs nothing
     python tests/robustness/mutants.py --only devicefeed/feed.py:42:compare:0
 
 A mutant is a copy of the checkout in which one expression or statement of one module is replaced,

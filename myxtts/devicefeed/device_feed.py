@@ -1,0 +1,175 @@
+"""Any dataset and any function as batches on a model device, made on a data device.
+
+What comes in are elements of a `tf.data.Dataset` on the host. `prefetch_to_device` uploads them to
+the data device, a thread calls the function of the user there, and other threads copy the results
+to the model device by `tf.identity`, all before the step asks for them. What goes out are the
+results, in the order of the dataset, in the thread that iterates.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from .contract import Batch, FeatureExtractor, Field
+from .feed import Feed
+from .handover import HandOver, LookAhead
+from .internals import reuse_freed_memory, run_operations_as_kernels
+from .producer import Producer, ReplicaFeed, trace_produce
+from .routes import Route
+from .upload import TaggedBatches
+
+ENDLESS = 1 << 62
+
+
+class Tag(NamedTuple):
+    """The number of a batch, from 0; each is a step of its own."""
+
+    number: int
+    last: bool = True
+
+
+class FeedTimes(NamedTuple):
+    """Mean seconds of a batch, without the first two, which include tracing.
+
+    Attributes:
+        produce_s: of the producer, P. On a GPU it is true if the feed synchronizes.
+        interval_s: from one batch to the next; the larger of P and the step, while queues are full.
+        wait_s: in which the model device had no work, because no batch was there.
+    """
+
+    produce_s: float
+    interval_s: float
+    wait_s: float
+
+
+def gain(produce_s: float, step_s: float, transfer_s: float = 0.0) -> float:
+    """Return the gain of two devices over one, (P + C) / max(P, C, T), if no queue runs empty."""
+    return (produce_s + step_s) / max(produce_s, step_s, transfer_s)
+
+
+class DeviceFeed:
+    """Batches on the model device, made on the data device ahead of the step that takes them.
+
+        with DeviceFeed(dataset, produce, "/GPU:0", "/GPU:1") as feed:
+            for batch in feed:
+                feed.running = step(batch)
+        print(feed.summary())
+
+    There is one batch for each element of the dataset, in its order, and every depth gives the same
+    batches. An error in the dataset or in `produce` is raised in place of its batch, after the
+    batches before it. Closing is safe at any time and leaves no thread. The first batch is checked:
+    PlacementError if it is on another device. Values of int32 stay in host memory, so that each one
+    costs a copy to the host: use int64. Process-wide, eager operations run as kernels; otherwise
+    two threads may swap tensors.
+
+    Args:
+        dataset: on the host; its `element_spec` is the signature of `produce`.
+        produce: a function of the parts of an element, which returns a dictionary of tensors. It is
+            traced once, without AutoGraph. A network that it uses must be on the data device.
+        data_device, model_device: such as `/GPU:0`.
+        depth: elements on the data device, and results on it, that wait at most.
+        synchronize: wait for the data device after each batch, so that its times are true.
+
+    Attributes:
+        running: a tensor that the newest step returned. If it is set, a wait for a batch counts
+            only from the end of that step.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        produce: Callable[..., dict[str, tf.Tensor]],
+        data_device: str,
+        model_device: str,
+        *,
+        depth: int = 3,
+        synchronize: bool = False,
+    ):
+        run_operations_as_kernels()
+        spec = dataset.element_spec
+        parts = spec if isinstance(spec, tuple) else (spec,)
+        inputs = _fields({str(i): each for i, each in enumerate(tf.nest.flatten(parts))})
+
+        def produce_batch(batch: Batch) -> dict[str, tf.Tensor]:
+            values = [batch[name] for name in inputs]
+            return produce(*tf.nest.pack_sequence_as(parts, values))
+
+        traced = trace_produce(data_device, FeatureExtractor(inputs, {}, produce_batch))
+        features = _fields(traced.structured_outputs[0])
+        extractor = FeatureExtractor(inputs, features, produce_batch)
+        self._dataset, self._device, self._depth = dataset, data_device, depth
+        route = Route(data_device, model_device)
+        producer = Producer(self._upload, extractor, data_device, 1, route, synchronize, traced)
+        self._feed = ReplicaFeed([[Feed(producer.replica_batches(0), depth)]], [[0]], [route])
+        hand_over = HandOver(features, [model_device])
+        self._ahead = LookAhead(self._feed, hand_over, self._waiting)
+        self.running: tf.Tensor | None = None
+        self._produced_s: list[float] = []
+        self._waited_s: list[float] = []
+        self._taken_s: list[float] = []
+
+    def _upload(self, start: int, turns: Iterator[bool] | None = None) -> TaggedBatches:
+        upload = tf.data.experimental.prefetch_to_device(self._device, self._depth)
+        # Operations of tf.data have CPU kernels only.
+        with tf.device("/CPU:0"):
+            uploaded = self._dataset.apply(upload).with_options(self._dataset.options())
+            elements = iter(uploaded)
+        reuse_freed_memory()
+        for number, element in enumerate(elements):
+            parts = element if isinstance(element, tuple) else (element,)
+            values = tf.nest.flatten(parts)
+            yield Tag(number), {str(i): value for i, value in enumerate(values)}
+
+    def __enter__(self) -> "DeviceFeed":
+        self._feed.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._feed.__exit__(*raised)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        batches = self._ahead.take(self.running, ENDLESS)
+        self._produced_s += [times.produced_s - times.read_s for times in batches.times]
+        ((batch,),) = batches
+        self._taken_s.append(time.perf_counter())
+        return batch
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began_s = time.perf_counter()
+        yield
+        self._waited_s.append(time.perf_counter() - began_s)
+
+    @property
+    def times(self) -> FeedTimes:
+        """Raises ValueError for less than four batches."""
+        if len(self._taken_s) < 4:
+            raise ValueError(f"{len(self._taken_s)} batches were taken; four or more have times.")
+        steps = len(self._taken_s) - 2
+        interval_s = (self._taken_s[-1] - self._taken_s[1]) / steps
+        # Waits of the batches that are taken ahead of the first step are left out.
+        waited_s = sum(self._waited_s[-steps:]) / steps
+        return FeedTimes(sum(self._produced_s[2:]) / steps, interval_s, waited_s)
+
+    def summary(self) -> str:
+        """Return the times in a line."""
+        produce_s, interval_s, wait_s = self.times
+        share = 100 * wait_s / interval_s
+        return f"P {1e3 * produce_s:.1f} ms, step {1e3 * interval_s:.1f} ms, wait {share:.1f} %"
+
+
+def _fields(specs: dict[str, Any]) -> dict[str, Field]:
+    """Return the contract of tensors; each unknown dimension has a name of its own."""
+    return {
+        name: Field(
+            spec.dtype.name,
+            tuple(f"{name}.{i}" if size is None else size for i, size in enumerate(spec.shape)),
+        )
+        for name, spec in specs.items()
+    }

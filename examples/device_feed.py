@@ -13,13 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.losses import sparse_categorical_crossentropy as cross_entropy
 
 from myxtts import devicefeed
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--simulate", action="store_true", help="split the CPU instead of using GPUs")
-parser.add_argument("--steps", type=int, default=200)
 options = parser.parse_args()
 data, model = ("/CPU:0", "/CPU:1") if options.simulate else ("/GPU:0", "/GPU:1")
 if options.simulate:
@@ -27,28 +25,27 @@ if options.simulate:
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
 
 with tf.device(data):
-    encoder = keras.applications.MobileNetV2(
-        input_shape=(96, 96, 3), alpha=0.35, include_top=False, weights=None, pooling="avg"
-    )
+    shape = {"input_shape": (96, 96, 3), "alpha": 0.35, "pooling": "avg"}
+    encoder = keras.applications.MobileNetV2(include_top=False, weights=None, **shape)
 with tf.device(model):
-    network = keras.Sequential([keras.layers.Dense(2_048, "relu"), keras.layers.Dense(10)])
-    network.build([None, encoder.output_shape[-1]])
+    layers = keras.layers.Dense(2_048, "relu"), keras.layers.Dense(10, "softmax")
+    network = keras.Sequential([keras.Input(encoder.output_shape[1:]), *layers])
     optimizer = keras.optimizers.AdamW(1e-3)
     optimizer.build(network.trainable_variables)
 
 
 def produce(images, labels):
-    """Augment and encode: the work that moves away from the model device."""
+    # Augmentation and encoder: the work that moves away from the model device.
     images = tf.image.random_flip_left_right(tf.cast(images, tf.float32) / 127.5 - 1.0)
     return {"features": encoder(images, training=False), "labels": labels}
 
 
 @tf.function(autograph=False)
-def step(batch):
+def step(features, labels):
     # Entered here: a scope around the tracing does not reach the operations.
     with tf.device(model):
         with tf.GradientTape() as tape:
-            losses = cross_entropy(batch["labels"], network(batch["features"]), from_logits=True)
+            losses = keras.losses.sparse_categorical_crossentropy(labels, network(features))
             loss = tf.reduce_mean(losses)
         gradients = tape.gradient(loss, network.trainable_variables)
         optimizer.apply(gradients, network.trainable_variables)
@@ -56,9 +53,8 @@ def step(batch):
 
 
 images = np.random.default_rng(0).integers(0, 256, (1_024, 96, 96, 3), np.uint8)
-labels = np.arange(len(images)) % 10
-dataset = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().batch(32)
+dataset = tf.data.Dataset.from_tensor_slices((images, np.arange(1_024) % 10)).repeat().batch(32)
 with devicefeed.DeviceFeed(dataset, produce, data, model) as feed:
-    for _, batch in zip(range(options.steps), feed, strict=False):
-        feed.running = step(batch)
+    for _, batch in zip(range(200), feed, strict=False):
+        feed.running = step(**batch)
     print(f"loss {feed.running.numpy():.3f} | {feed.summary()}")

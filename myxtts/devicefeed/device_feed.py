@@ -166,10 +166,8 @@ class DeviceFeed:
 
 def _fields(specs: dict[str, Any]) -> dict[str, Field]:
     """Return the contract of tensors; each unknown dimension has a name of its own."""
-    return {
-        name: Field(
-            spec.dtype.name,
-            tuple(f"{name}.{i}" if size is None else size for i, size in enumerate(spec.shape)),
-        )
-        for name, spec in specs.items()
-    }
+    fields = {}
+    for name, spec in specs.items():
+        dims = tuple(size or f"{name}.{i}" for i, size in enumerate(spec.shape))
+        fields[name] = Field(spec.dtype.name, dims)
+    return fields

@@ -131,7 +131,7 @@ def read_header(path: str) -> AudioHeader:
                 raise UnusableAudio("unreadable", "a pointer of Git LFS; `git lfs pull` gets it")
             is_wav = (start[:4], start[8:]) == (b"RIFF", b"WAVE")
             header = _native_header(file, size) if is_wav else None
-            decoded = path if header or member else _decodable(path)
+            decoded = path if header or member else _decodable(path, file)
             with open(decoded, "rb", 0) if decoded != path else nullcontext(file) as sound:
                 header = header or _libsndfile_header(sound)
     except UnusableAudio:
@@ -291,10 +291,9 @@ def _first_frame(file: BinaryIO) -> tuple[int, bytes]:
     return begin, file.read(XING_BYTES)
 
 
-def _decodable(path: str) -> str:
-    """Return a file that libsndfile can read: ffmpeg decodes an MP3 file that has no length."""
-    with open(path, "rb", 0) as file:
-        _, frame = _first_frame(file)
+def _decodable(path: str, file: BinaryIO) -> str:
+    """Return what libsndfile can read of a file: ffmpeg decodes an MP3 file that has no length."""
+    _, frame = _first_frame(file)
     return libsndfile_path(path, bool(MPEG.match(frame) and not XING.match(frame)))
 
 
@@ -334,8 +333,10 @@ def open_audio(path: str | Path, content: bytes | None = None) -> BinaryIO:
         content = read_member(member)
     if content is not None:
         return io.BytesIO(content)
-    # libsndfile goes on where the descriptor is.
-    return open(_decodable(str(path)), "rb", 0)
+    # The errors of `open` are clearer than libsndfile's "System error".
+    with open(path, "rb", 0) as file:
+        # libsndfile goes on where the descriptor is.
+        return open(_decodable(str(path), file), "rb", 0)
 
 
 def open_sound(file: BinaryIO) -> soundfile.SoundFile:

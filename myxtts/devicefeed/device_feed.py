@@ -25,9 +25,8 @@ ENDLESS = 1 << 62
 
 
 class Tag(NamedTuple):
-    """The number of a batch, from 0; each is a step of its own."""
+    """Each batch is the only one of its step."""
 
-    number: int
     last: bool = True
 
 
@@ -91,7 +90,7 @@ class DeviceFeed:
         run_operations_as_kernels()
         spec = dataset.element_spec
         parts = spec if isinstance(spec, tuple) else (spec,)
-        inputs = _fields({str(i): each for i, each in enumerate(tf.nest.flatten(parts))})
+        inputs = _fields(_numbered(spec))
 
         def produce_batch(batch: Batch) -> dict[str, tf.Tensor]:
             values = [batch[name] for name in inputs]
@@ -118,10 +117,8 @@ class DeviceFeed:
             uploaded = self._dataset.apply(upload).with_options(self._dataset.options())
             elements = iter(uploaded)
         reuse_freed_memory()
-        for number, element in enumerate(elements):
-            parts = element if isinstance(element, tuple) else (element,)
-            values = tf.nest.flatten(parts)
-            yield Tag(number), {str(i): value for i, value in enumerate(values)}
+        for element in elements:
+            yield Tag(), _numbered(element)
 
     def __enter__(self) -> "DeviceFeed":
         self._feed.__enter__()
@@ -162,6 +159,11 @@ class DeviceFeed:
         produce_s, interval_s, wait_s = self.times
         share = 100 * wait_s / interval_s
         return f"P {1e3 * produce_s:.1f} ms, step {1e3 * interval_s:.1f} ms, wait {share:.1f} %"
+
+
+def _numbered(element: Any) -> dict[str, Any]:
+    """Return the tensors of an element, or their specifications, by their numbers."""
+    return {str(number): value for number, value in enumerate(tf.nest.flatten(element))}
 
 
 def _fields(specs: dict[str, Any]) -> dict[str, Field]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from myxtts.serving.server import listen
 from myxtts.serving.speakers import open_voice
 from tests.robustness.cases import PROJECT, Case, Lab
+from tests.robustness.cases.files import LFS
 
 SPEECH, UPLOAD = "/v1/audio/speech", "/v1/audio/transcriptions"
 JSON, FORM = "application/json", "multipart/form-data; boundary=B"
@@ -203,11 +204,10 @@ class Server:
 def voice_files(lab: Lab) -> dict[str, tuple[Callable[[Path, Path], object], str]]:
     """Return what is done to the graph and the JSON of a voice, and what is right."""
     piper = json.dumps({"phoneme_id_map": {}, "audio": {"sample_rate": 22_050}})
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 9\n"
     return {
         "renamed": (lambda graph, about: graph.rename(graph.with_name("a.onnx")), "error: .*is missing; .* belong together.*"),
         "of Piper": (lambda graph, about: about.write_text(piper), "error: .*a voice of Piper.*"),
-        "Git LFS": (lambda graph, about: graph.write_bytes(pointer), "error: .*git lfs pull.*"),
+        "Git LFS": (lambda graph, about: graph.write_bytes(LFS), "error: .*git lfs pull.*"),
         "half of JSON": (lambda graph, about: about.write_text("{"), "error: .*is no JSON.*"),
         "no file": (lambda graph, about: [*map(Path.unlink, graph.parent.glob("*.onnx"))], "error: .*has no file.*"),
         "untouched": (lambda graph, about: None, "opens"),

@@ -11,12 +11,12 @@ import soundfile
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.synthesis.synthesizer import Synthesizer
 from tests.robustness.cases import Case, Lab, warnings
+from tests.robustness.cases.files import LFS
 
 RATE_HZ = 22_050
 SPOKEN, NO_SOUND = "speaks", "error: the reference .* has no sound in its first .*"
 # It is said once.
 ONE_CHANNEL = f"{SPOKEN}(; said .*are left out.*)?"
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 9\n"
 SCALE = "error: the reference .*: another scale: .*"
 
 # Name: what makes the file of a wave of speech, and what is right.

@@ -15,7 +15,7 @@ import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
-from myxtts.data.dataset import corpus_folder
+from myxtts.batches.corpora import corpus_folder
 from myxtts.evaluation.held_out import Utterance, align_utterances, load_held_out, load_utterances
 from myxtts.placement.devices import configure_default
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH

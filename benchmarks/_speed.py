@@ -10,10 +10,10 @@ import tensorflow as tf
 from benchmarks._flops import matmul_flops_per_s, step_flops
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim
+from myxtts.batches.corpora import Corpus
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Pass
-from myxtts.data.dataset import Corpus
-from myxtts.data.pipeline import Pipeline
 from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, load_held_out, load_utterances

@@ -53,7 +53,7 @@ def _of(copies: list, to_host: bool, in_loop: bool) -> list:
 def traced_functions(config: Config) -> dict:
     """Return the concrete functions of a run with these settings by name."""
     from myxtts.batch import empty_batch
-    from myxtts.data.manifest import Vocabulary
+    from myxtts.corpus.manifest import Vocabulary
     from myxtts.devicefeed.producer import trace_produce
     from myxtts.placement.replicas import make_replicas
     from myxtts.tasks.registry import task_of

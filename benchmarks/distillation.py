@@ -50,7 +50,7 @@ from benchmarks._timed_runs import (
 )
 from myxtts.base.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.data.demo_corpus import load_grammar
+from myxtts.corpus.demo_corpus import load_grammar
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW, MANY = 5, 45  # minutes of recordings

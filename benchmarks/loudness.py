@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import loudness, with_loudness
+from myxtts.batches.reading import read_row
 from myxtts.config.schema import DataConfig
-from myxtts.data.manifest import build_manifest
-from myxtts.data.metadata_file import read_corpus
-from myxtts.data.reading import read_row
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import build_manifest
 
 RECORDINGS = 40  # of each corpus
 RATE_HZ = 48_000  # of the filters in the standard

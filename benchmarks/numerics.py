@@ -25,11 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import HOP_SAMPLES
 from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
 from myxtts.commands.parser import bounded
-from myxtts.data.audio_file import read_wave
 
 # rows, frames, labels, symbols: 5 s, and 19 s of fast speech.
 CTC_SHAPES = ((16, 215, 60, 60), (8, 818, 310, 60))

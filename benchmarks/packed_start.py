@@ -23,14 +23,14 @@ import soundfile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from myxtts.audio.audio_file import WHOLE, read_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.members import member_of, read_member, read_members, store_of
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import WHOLE, read_pcm
-from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
-from myxtts.data.metadata_file import hold_out, read_corpus
-from myxtts.data.packed import INDEX, reading_of
-from myxtts.data.packing import index_of, write_index
-from myxtts.stores import member_of, open_store, read_member, read_members
+from myxtts.corpus.layouts import hold_out, read_corpus
+from myxtts.corpus.manifest import LengthRule, build_manifest, frontend_of
+from myxtts.extras.store.packed import INDEX, reading_of
+from myxtts.extras.store.packing import index_of, write_index
 
 SHARD_UTTERANCES = 2_000
 SYMBOLS = 60
@@ -70,7 +70,7 @@ def make(out: Path, count: int) -> None:
         for (text, place), number in utterances
     )
     reading = {**reading_of(DATA, frontend_of(DATA), True), "espeakng_loader": ""}
-    write_index(open_store(str(out)), INDEX, index_of(rows), reading)
+    write_index(store_of(str(out)), INDEX, index_of(rows), reading)
 
 
 def private_mib() -> float:

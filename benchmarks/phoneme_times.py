@@ -23,10 +23,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.data.audio_file import read_wave
 
 if TYPE_CHECKING:
     from benchmarks._boundaries import Phoneme

@@ -15,11 +15,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.data.audio_file import read_wave
-from myxtts.data.metadata_file import read_corpus
+from myxtts.corpus.layouts import read_corpus
 from myxtts.devicefeed.errors import UserError
 
 GROSS = 0.2

@@ -20,11 +20,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
 from myxtts.commands.parser import bounded
-from myxtts.data.audio_file import read_wave
-from myxtts.data.metadata_file import read_corpus
+from myxtts.corpus.layouts import read_corpus
 from myxtts.text.frontend import symbols_of
 
 THRESHOLDS = (0.0, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 80.0)  # nats

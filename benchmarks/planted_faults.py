@@ -21,13 +21,13 @@ import numpy as np
 import soundfile
 import soxr
 
+from myxtts.audio.audio_file import read_header, read_sound
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import read_header, read_sound
-from myxtts.data.inspection import Inspection, inspect_corpus
-from myxtts.data.metadata_file import read_corpus
-from myxtts.data.rows import Row
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.rows import Row
+from myxtts.extras.inspect.inspection import Inspection, inspect_corpus
 from utilities.human.degrade import echo, level, music, peak
 
 MIN_S = 1.5

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import soundfile
 
+from myxtts.audio.audio_file import read_pcm
 from myxtts.commands.parser import bounded
 from myxtts.config.load import load
-from myxtts.data.audio_file import read_pcm
 
 FORMATS = ("wav", "flac")
 REFERENCE_SAMPLES = 66_150  # 3 s
@@ -89,10 +89,10 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     import tensorflow as tf
 
     from myxtts.batch import TTS_INPUTS
-    from myxtts.data import reading
-    from myxtts.data.batch_plan import Pass, planned_batches
-    from myxtts.data.dataset import load_corpora
-    from myxtts.data.reading import Reader
+    from myxtts.batches import reading
+    from myxtts.batches.corpora import load_corpora
+    from myxtts.batches.plan import Pass, planned_batches
+    from myxtts.batches.reading import Reader
     from myxtts.tasks.registry import length_rule_of
 
     if deterministic:

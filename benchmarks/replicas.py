@@ -24,9 +24,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.base.console import report_errors
+from myxtts.batches.plan import Pass
 from myxtts.config.load import load
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Pass
 
 STEPS = 20
 TOLERANCE = 1e-5
@@ -158,8 +158,8 @@ def train(
         together: use one device for each replica; otherwise one device accumulates the batches of
             all replicas.
     """
-    from myxtts.data.dataset import load_corpora
-    from myxtts.data.pipeline import Pipeline, step_batches
+    from myxtts.batches.corpora import load_corpora
+    from myxtts.batches.pipeline import Pipeline, step_batches
     from myxtts.devicefeed.routes import Route
     from myxtts.placement.replicas import make_replicas
     from myxtts.tasks.registry import length_rule_of, task_of

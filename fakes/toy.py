@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from myxtts.batch import TTS_FEATURES, empty_batch
+from myxtts.batches.pipeline import make_reader
+from myxtts.batches.reading import Reader
 from myxtts.config.schema import DataConfig
-from myxtts.data.manifest import Manifest
-from myxtts.data.pipeline import make_reader
-from myxtts.data.reading import Reader
+from myxtts.corpus.manifest import Manifest
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import ProduceFunction, trace_produce
 from myxtts.models.layers import sum_over
@@ -63,7 +63,7 @@ def shared_traces() -> Iterator[None]:
     """Let runs share the functions of producers and readers: `traced_once`, `read_by_one`."""
     with (
         mock.patch("myxtts.devicefeed.producer.trace_produce", traced_once),
-        mock.patch("myxtts.data.pipeline.make_reader", read_by_one),
+        mock.patch("myxtts.batches.pipeline.make_reader", read_by_one),
     ):
         yield
 

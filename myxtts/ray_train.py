@@ -15,10 +15,10 @@ from ray.train.tensorflow import TensorflowTrainer
 
 from myxtts.base.console import log_to_console, set_environment
 from myxtts.base.errors import ConfigError, PeerLost
+from myxtts.base.members import is_url
 from myxtts.commands.train import parse, run
 from myxtts.config.schema import Config
 from myxtts.devicefeed.errors import UserError
-from myxtts.stores import is_url
 
 if TYPE_CHECKING:
     from myxtts.training.hooks import StepEnd

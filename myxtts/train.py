@@ -14,11 +14,11 @@ from dataclasses import replace
 from myxtts.base.clock import Clock, step_variation
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import write_json, write_whole
+from myxtts.batches.corpora import DEMO_FOLDER
+from myxtts.batches.plan import Pass
 from myxtts.config.checks import check_worker_count
 from myxtts.config.load import dump
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Pass
-from myxtts.data.dataset import DEMO_FOLDER
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.devicefeed.times import Timeline
 from myxtts.distributed.cluster import Cluster, find_cluster

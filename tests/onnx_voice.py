@@ -10,9 +10,9 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import write_wav
 from myxtts.commands import export as export_model
 from myxtts.config.schema import Config
-from myxtts.data.audio_file import write_wav
 from myxtts.models import vocoder
 from myxtts.models.vocoder import PITCH_BINS
 from myxtts.synthesis import export, player_files, spoken_text

@@ -8,11 +8,11 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.batches.corpora import Corpus, make_plan
+from myxtts.batches.plan import bucket_bounds
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
-from myxtts.data.batch_plan import bucket_bounds
-from myxtts.data.dataset import Corpus, make_plan
-from myxtts.data.manifest import LengthRule, Manifest, build_manifest
-from myxtts.data.metadata_file import read_corpus
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, Manifest, build_manifest
 
 LETTERS = "abcdefghij"
 

@@ -9,10 +9,8 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from myxtts.base.errors import DataError
-from myxtts.config.schema import DataConfig
-from myxtts.data import audio_file
-from myxtts.data.audio_file import (
+from myxtts.audio import audio_file
+from myxtts.audio.audio_file import (
     BLOCK_SAMPLES,
     REFERENCE,
     UnusableAudio,
@@ -22,9 +20,11 @@ from myxtts.data.audio_file import (
     read_recording,
     to_pcm,
 )
-from myxtts.data.inspection import inspect_corpus
-from myxtts.data.manifest import LengthRule, build_manifest
-from myxtts.data.metadata_file import read_corpus
+from myxtts.base.errors import DataError
+from myxtts.config.schema import DataConfig
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.extras.inspect.inspection import inspect_corpus
 from tests.fixtures import FolderCase
 
 FORMATS = {  # name: (format, subtype, rate in Hz)
@@ -189,7 +189,7 @@ class OddFiles(FolderCase):
         self.assertEqual({row.audio: row.reason for row in rejected}, expected)
         with (
             mock.patch.object(audio_file, "_said", set()),
-            self.assertLogs("myxtts.data.audio_file") as said,
+            self.assertLogs("myxtts.audio.audio_file") as said,
         ):
             for row, path in enumerate(manifest.paths):
                 with self.subTest(Path(path).name):
@@ -241,7 +241,7 @@ class OddFiles(FolderCase):
 
     def test_a_clipped_reference_is_named(self):
         path = self.write("a.wav", sound(np.clip(50 * VOICE, -1, 1)))
-        with self.assertLogs("myxtts.data.audio_file") as said:
+        with self.assertLogs("myxtts.audio.audio_file") as said:
             read_recording(path, *REFERENCE)
         self.assertIn("a.wav is clipped: ", said.output[0])
 

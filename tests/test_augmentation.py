@@ -6,8 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.copies import find_copies
-from myxtts.audio import augmentation
-from myxtts.audio.augmentation import augment, band_pass_gain, impulse_response, mu_law
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.base.errors import ConfigError
@@ -15,12 +13,14 @@ from myxtts.base.portable_ops import fold_in
 from myxtts.batch import ASR_FEATURES
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import AugmentationConfig, Config
-from myxtts.data.features import asr_extractor, fewest_samples, tts_extractor, tts_features
-from myxtts.data.manifest import LengthRule
+from myxtts.corpus.manifest import LengthRule
 from myxtts.devicefeed.contract import check_batch
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.placement.audit import audit
+from myxtts.tasks import augmentation
 from myxtts.tasks.asr import ASRTask
+from myxtts.tasks.augmentation import augment, band_pass_gain, impulse_response, mu_law
+from myxtts.tasks.features import asr_extractor, fewest_samples, tts_extractor, tts_features
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from tests.sine_corpus import tones
 from tests.tiny import on_device

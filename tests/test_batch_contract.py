@@ -14,8 +14,8 @@ from fakes.toy import traced_once
 from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.batch import TEXT, TTS_FEATURES, TTS_INPUTS
-from myxtts.data.features import VTLP_COSINES, tts_extractor, tts_features, vtlp_warp
 from myxtts.devicefeed.contract import check_batch
+from myxtts.tasks.features import VTLP_COSINES, tts_extractor, tts_features, vtlp_warp
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280}
 SIZES |= {"frames": 10, "reference_frames": 5}

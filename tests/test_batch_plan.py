@@ -7,7 +7,7 @@ import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.errors import ConfigError
-from myxtts.data.batch_plan import Plan, bucket_bounds, deal_rows, water_fill
+from myxtts.batches.plan import Plan, bucket_bounds, deal_rows, water_fill
 
 
 def corpus(utterances, seed=0, speakers=5):

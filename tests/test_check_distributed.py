@@ -33,7 +33,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from fakes.toy_models import toy_models
 from myxtts.commands import train
 from myxtts.base.console import report_errors
-from myxtts.data.pipeline import ReplicaFeed
+from myxtts.batches.pipeline import ReplicaFeed
 from myxtts.distributed.cluster import find_cluster
 from myxtts.base.errors import DataError
 

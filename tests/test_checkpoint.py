@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError
+from myxtts.batches.plan import Position
 from myxtts.config.schema import Config, RunConfig, TrainingConfig
-from myxtts.data.batch_plan import Position
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import (
     Checkpoint,

@@ -18,8 +18,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from myxtts.base.errors import CheckpointError
+from myxtts.batches.plan import Position
 from myxtts.config.schema import Config, TrainingConfig
-from myxtts.data.batch_plan import Position
 from myxtts.training import checkpoint_files as files
 from myxtts.training.checkpoint_files import Checkpoint, archive_of, checkpoint_of, read_record
 from myxtts.training.schedule import Observation

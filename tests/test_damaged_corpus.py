@@ -18,9 +18,9 @@ import soundfile
 from fakes.toy import shared_traces
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass, PlannedBatch
 from myxtts.config.schema import DataConfig
-from myxtts.data.batch_plan import Pass, PlannedBatch
-from myxtts.data.pipeline import Pipeline
 from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.devicefeed.routes import Route
 from tests.pipeline_case import PLAIN, ROUTE, THREE_PRODUCERS, TWO_PRODUCERS, PipelineCase, host

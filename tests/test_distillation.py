@@ -17,17 +17,17 @@ from myxtts.audio.mel import SILENCE
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES
+from myxtts.batches.corpora import teacher_rows_of
 from myxtts.commands import profile
 from myxtts.config.schema import Config, TeacherConfig
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.data.dataset import teacher_rows_of
-from myxtts.data.features import tts_extractor
-from myxtts.data.manifest import MAX_TEXT_CHARACTERS, Vocabulary
-from myxtts.data.texts import TeacherRows, Texts, read_texts, teacher_row_count
+from myxtts.corpus.manifest import MAX_TEXT_CHARACTERS, Vocabulary
+from myxtts.corpus.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.devicefeed.contract import check_batch
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.models.teacher import NullTeacher, TeacherModel
 from myxtts.models.xtts import TEXT_INPUTS, XTTS, option_tensors
+from myxtts.tasks.features import tts_extractor
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Checkpoint, read_record
@@ -89,7 +89,7 @@ class FreeTexts(unittest.TestCase):
             self.read(b"abc\nde", longest=3)
 
     def test_sentences_that_no_place_can_take_count_as_left_out(self):
-        with self.assertLogs("myxtts.data.texts") as logs:
+        with self.assertLogs("myxtts.corpus.texts") as logs:
             self.read(b"abc\nde\nxyz\nabcde", longest=5)
         self.assertIn("2 sentences without recordings", logs.output[0])
         left_out = ", 2 left out (too long or not readable, or no or unknown symbols)"
@@ -104,10 +104,10 @@ class FreeTexts(unittest.TestCase):
         with self.assertRaisesRegex(ConfigError, "0.05 is less .* has 16. Give at least 0.063"):
             rows_of(0.05, 16, 8)
         self.assertEqual(teacher_row_count(16, 0.063), 1)
-        with self.assertLogs("myxtts.data.dataset", "WARNING") as logs:
+        with self.assertLogs("myxtts.batches.corpora", "WARNING") as logs:
             self.assertEqual(rows_of(0.1, 16, 8, 4).fraction, 0.1)
         self.assertIn("of the batches of 2 of 3 buckets, where", logs.output[0])
-        with self.assertNoLogs("myxtts.data.dataset"):
+        with self.assertNoLogs("myxtts.batches.corpora"):
             rows_of(0.5, 16, 2)
 
     def test_a_text_has_the_length_of_the_utterance_whose_place_it_takes(self):
@@ -301,7 +301,7 @@ class Runs(unittest.TestCase):
         assert_same_arrays(self.folder / newest, copy / newest)
 
     def test_a_merge_measures_held_out_utterances_without_the_teacher(self):
-        with mock.patch("myxtts.data.pipeline.Pipeline") as pipeline:
+        with mock.patch("myxtts.batches.pipeline.Pipeline") as pipeline:
             merge_evaluator(self.folder)
         self.assertEqual(pipeline.call_args.args[2].features, TTS_FEATURES)
         if LONG:
@@ -320,7 +320,7 @@ class Runs(unittest.TestCase):
         self.assertIn("different texts", refused.err)
 
     def test_missing_texts_are_named_before_the_corpus_is_read(self):
-        with mock.patch("myxtts.data.dataset.read_rows", side_effect=AssertionError):
+        with mock.patch("myxtts.batches.corpora.read_rows", side_effect=AssertionError):
             refused = self.workspace.train("refused", *self.flags, "--texts missing.txt")
         self.assertEqual(refused.code, 2)
         self.assertIn("missing.txt", refused.err)

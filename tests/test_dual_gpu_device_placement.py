@@ -20,17 +20,17 @@ from unittest import mock
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from myxtts.batches.pipeline import Pipeline, step_batches
+from myxtts.batches.plan import Pass
 from myxtts.config.schema import DataConfig
 from myxtts.config.schema import PlacementConfig as Settings
-from myxtts.data.batch_plan import Pass
-from myxtts.data.features import asr_extractor, tts_extractor
-from myxtts.data.pipeline import Pipeline, step_batches
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.routes import Route
 from myxtts.models.asr import build_asr
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
+from myxtts.tasks.features import asr_extractor, tts_extractor
 from myxtts.training.hooks import check_devices
 from myxtts.training.schedule import ConstantRates
 from myxtts.training.state import TrainingState, make_optimizer

@@ -20,13 +20,13 @@ from tests.two_devices import MODEL, TWO
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.commands import evaluate
 from myxtts.config.schema import DataConfig, ModelConfig
-from myxtts.data.audio_file import read_wave
 from myxtts.devicefeed.routes import Route
 from myxtts.evaluation import metrics, speech, tts
 from myxtts.evaluation.evaluate import evaluate_run

@@ -10,10 +10,10 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.audio.audio_file import UnusableAudio, check_recording, read_header, read_pcm
+from myxtts.audio.ffmpeg import FFMPEG_SUFFIXES
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
-from myxtts.data.audio_file import UnusableAudio, check_recording, read_header, read_pcm
-from myxtts.data.ffmpeg import FFMPEG_SUFFIXES
 from tests.fixtures import FolderCase
 
 # File: rate, and what ffmpeg is asked to encode.

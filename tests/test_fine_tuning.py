@@ -15,7 +15,7 @@ from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.tasks.registry import task_named
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Ancestor, Checkpoint, digest_of, latest, read_record

@@ -13,9 +13,9 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
+from myxtts.audio.audio_file import write_wav
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.files import tolerate_full_disk
-from myxtts.data.audio_file import write_wav
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
 from myxtts.training.hooks import worker_report
 from tests.fixtures import FolderCase

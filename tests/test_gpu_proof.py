@@ -27,7 +27,7 @@ from benchmarks import gpu_proof
 from benchmarks.proof import hardware, operations, stages, trace
 from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
-from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.placement.gpu_memory import DriverUnavailable
 from myxtts.preflight.checks import recommended
 from tests.fixtures import entered, reported, temporary_folder
@@ -356,7 +356,7 @@ class VerdictsTest(unittest.TestCase):
     def test_a_producer_that_copies_to_the_host_is_found(self):
         for name, to_host, verdict in (
             ("producer", [], "met"),
-            ("producer", ["data/features.py:1"], "not met"),
+            ("producer", ["tasks/features.py:1"], "not met"),
             ("step", ["models/x.py:1"], "not shown"),
         ):
             compared = operations.Comparison(name, {"mel": 0.0}, {"mel": 1.0}, "", 9, [], to_host)

@@ -10,11 +10,11 @@ from tests.two_devices import MODEL
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.mel import log_mel
 from myxtts.audio.pitch import f0
+from myxtts.batches.corpora import load_corpora
 from myxtts.config.schema import Config, DataConfig, RunConfig
-from myxtts.data.audio_file import read_wave
-from myxtts.data.dataset import load_corpora
 from myxtts.tasks.registry import length_rule_of
 from tests.fixtures import FolderCase
 from utilities.human import degrade

@@ -10,13 +10,13 @@ from unittest import mock
 import numpy as np
 import soxr
 
-from myxtts.audio.quality import Quality, measure
 from myxtts.base.errors import DataError
+from myxtts.batches.corpora import load_corpora
 from myxtts.commands import inspect, train
-from myxtts.data import inspection
-from myxtts.data.dataset import load_corpora
-from myxtts.data.manifest import LengthRule
-from myxtts.data.metadata_file import leave_out, read_corpus
+from myxtts.corpus.layouts import leave_out, read_corpus
+from myxtts.corpus.manifest import LengthRule
+from myxtts.extras.inspect import inspection
+from myxtts.extras.inspect.quality import Quality, measure
 from tests.fixtures import FolderCase, reported, temporary_folder
 from tests.html_checker import Checker
 from tests.sine_corpus import write_sound

@@ -25,16 +25,16 @@ import tensorflow as tf
 from fakes.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
 from myxtts.batch import TTS_FEATURES
-from myxtts.data import features
-from myxtts.data.batch_plan import Pass, Position
-from myxtts.data.features import tts_extractor
-from myxtts.data.pipeline import Pipeline
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass, Position
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import check_batch
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.feed import Feed
 from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, produced_batches
 from myxtts.devicefeed.routes import Route
+from myxtts.tasks import features
+from myxtts.tasks.features import tts_extractor
 from myxtts.training.description import describe_fill
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
 from tests.pipeline_case import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fakes import languages
 from myxtts.base.errors import DataError
+from myxtts.batches.corpora import load_corpora
 from myxtts.config.schema import Config, DataConfig
-from myxtts.data.dataset import load_corpora
 from myxtts.tasks.registry import length_rule_of
 from myxtts.text import espeak
 from myxtts.text.languages import choose_language, letters_by_script, scripts_of

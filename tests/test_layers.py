@@ -15,15 +15,15 @@ PACKAGE = ROOT / "myxtts"
 ROWS = (
     ("devicefeed",),
     ("base",),
-    ("stores",),
     ("config",),
     ("distributed",),
     ("placement",),
     ("throughput.model",),
     ("throughput.assess", "audio", "text"),
     ("batch",),
-    ("data", "models", "report"),
-    ("tasks",),
+    ("corpus",),
+    ("batches", "models", "report"),
+    ("extras.inspect", "extras.layouts", "extras.store", "tasks"),
     ("training",),
     ("recognition", "synthesis"),
     ("evaluation", "serving"),
@@ -41,10 +41,11 @@ PROOF_TEST = re.compile(r"test_(boundaries|worst_values|gpu_proof|proof_\w+)\.py
 PRIVATE = {PACKAGE / "base/tf_internals.py", PACKAGE / "devicefeed/internals.py"}
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
-base.errors base.clock base.machine base.terminal base.console base.processes stores config
+base.errors base.clock base.machine base.terminal base.console base.processes base.plugins
+base.members config
 distributed.cluster distributed.rendezvous distributed.launcher placement.routes
 placement.gpu_memory report.page devicefeed.errors devicefeed.routes devicefeed.times
-audio.format text data.manifest data.batch_plan data.dataset tasks.registry
+audio.format text corpus.manifest batches.plan batches.corpora tasks.registry
 training.checkpoint_files training.runs throughput.assess throughput.auto
 throughput.gpu_usage throughput.model throughput.planner synthesis.speech_file
 synthesis.spoken_text synthesis.page serving.speakers serving.run_speaker serving.sound
@@ -65,26 +66,26 @@ class LayersTest(unittest.TestCase):
                     )
 
     def test_import_from_the_same_or_a_higher_row_is_rejected(self):
-        for target in ("data", "audio"):
-            self.assertTrue(_may_import("data", target))
-        for target in ("models", "training", "utilities"):
-            self.assertFalse(_may_import("data", target))
-        self.assertFalse(_may_import("base", "stores"))
+        for target in ("batches", "corpus"):
+            self.assertTrue(_may_import("batches", target))
+        for target in ("report", "training", "utilities"):
+            self.assertFalse(_may_import("batches", target))
+        self.assertFalse(_may_import("base", "config"))
 
     def test_every_form_of_import_is_found(self):
         forms = (
-            "import myxtts.data.rows",
-            "from myxtts.data import rows",
-            "from myxtts.data.rows import Row",
-            "from myxtts import data",
-            "from ..data import rows",
-            "from .. import data",
-            "def late():\n    import myxtts.data.rows as rows",
+            "import myxtts.corpus.rows",
+            "from myxtts.corpus import rows",
+            "from myxtts.corpus.rows import Row",
+            "from myxtts import corpus",
+            "from ..corpus import rows",
+            "from .. import corpus",
+            "def late():\n    import myxtts.corpus.rows as rows",
         )
         for source in forms:
             with self.subTest(source=source):
                 targets = [target for _, target in _imports(ast.parse(source), ("myxtts", "audio"))]
-                self.assertEqual(targets, ["data"])
+                self.assertEqual(targets, ["corpus"])
 
     def test_tests_and_benchmarks_do_not_import_each_other(self):
         """They share `fakes`; the proof, on virtual GPUs, and figures of voices have tests."""
@@ -166,7 +167,7 @@ class LayersTest(unittest.TestCase):
 
 
 def _modules() -> list[Path]:
-    return sorted({*PACKAGE.rglob("*.py")} - {PACKAGE / "__init__.py"})
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.read_text("utf-8"))
 
 
 def _unit(path: Path) -> str:

@@ -14,14 +14,14 @@ from zlib import crc32
 import numpy as np
 import soundfile
 
+from myxtts.audio.audio_file import read_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.members import store_of
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import read_pcm
-from myxtts.data.manifest import LengthRule, build_manifest
-from myxtts.data.metadata_file import read_corpus
-from myxtts.data.rows import DEFAULT_SPEAKER
-from myxtts.stores import open_store
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.rows import DEFAULT_SPEAKER
 from tests.fixtures import FolderCase
 
 # Speaker, text and length in seconds, which are whole samples.
@@ -281,7 +281,7 @@ LAYOUTS: dict[Callable, str] = {
 WITHOUT_SPEAKERS = (festvox, named_texts, srt)
 
 PLUGIN = """
-from myxtts.data.rows import Layout, Row
+from myxtts.corpus.rows import Layout, Row
 
 
 def read(options):
@@ -409,7 +409,7 @@ class EveryLayout(FolderCase):
             (corpus.write("archive/a.tar.gz", "").parent, forms),
             (corpus.write("tars/a.tar", "").parent, (ConfigError, "tars needs obstore, .* pip")),
         ):
-            open_store.cache_clear()
+            store_of.cache_clear()
             with self.subTest(path), without, self.assertRaisesRegex(kind, message):
                 read_corpus(path, "en")
 
@@ -432,7 +432,7 @@ class EveryLayout(FolderCase):
             (package / "toy_layout.py").write_text("import nothing_of_this_name\n")
             sys.modules.pop("toy_layout")
             invalidate_caches()
-            with self.assertRaisesRegex(DataError, "'toy' .*cannot be loaded: No module named"):
+            with self.assertRaisesRegex(ConfigError, "'toy' .*cannot be loaded: No module named"):
                 read_corpus(corpus.folder, "en")
 
 

@@ -8,17 +8,17 @@ import tensorflow as tf
 
 from fakes.copies import find_copies
 from myxtts.audio import k_weighting
+from myxtts.audio.audio_file import read_pcm, speech_span
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import loudness, with_loudness
+from myxtts.batches.pcm_cache import open_cache, rows_from_cache
+from myxtts.batches.reading import read_row, rows_from_files
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import read_pcm, speech_span
-from myxtts.data.features import at_loudness, tts_extractor, vocoder_extractor
-from myxtts.data.manifest import LengthRule, build_manifest
-from myxtts.data.metadata_file import read_corpus
-from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import read_row, rows_from_files
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, build_manifest
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.placement.audit import audit
+from myxtts.tasks.features import at_loudness, tts_extractor, vocoder_extractor
 from tests.fixtures import FolderCase
 from tests.sine_corpus import noise, sine, write_sound
 from tests.two_devices import DATA

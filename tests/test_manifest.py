@@ -13,11 +13,12 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.audio.audio_file import UnusableAudio, read_header, read_pcm, resampled_length
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import UnusableAudio, read_header, read_pcm, resampled_length
-from myxtts.data.manifest import (
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import (
     UNKNOWN_LANGUAGE,
     UNKNOWN_SYMBOL,
     LengthRule,
@@ -27,7 +28,6 @@ from myxtts.data.manifest import (
     read_manifest,
     report_rejected,
 )
-from myxtts.data.metadata_file import read_corpus
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import temporary_folder
 
@@ -258,7 +258,7 @@ class RejectedRows(CorpusCase):
 
     def test_samples_of_a_float_file_that_is_too_long_are_not_read(self):
         self.sound("a.wav", 30_000, subtype="FLOAT")
-        with mock.patch("myxtts.data.manifest.check_finite") as check_finite:
+        with mock.patch("myxtts.corpus.manifest.check_finite") as check_finite:
             self.assert_rejected({"a.wav": "too long"}, max_seconds=1.0)
             check_finite.assert_not_called()
             self.assert_rejected({})
@@ -341,7 +341,7 @@ class RejectedReport(CorpusCase):
         self.sound("a.wav")
         self.add('"b, c.wav"')
         self.lines.append("too,few")
-        with self.assertLogs("myxtts.data.manifest", "WARNING") as logs:
+        with self.assertLogs("myxtts.corpus.manifest", "WARNING") as logs:
             self.report(1.0)
         found = "2 of 3 utterances cannot be used (1 malformed row, 1 missing file; the first is"
         self.assertIn(f"{found} too: 2 fields", logs.output[0])
@@ -356,7 +356,7 @@ class RejectedReport(CorpusCase):
     def test_only_a_fraction_above_max_rejected_is_an_error(self):
         self.sound("a.wav")
         self.add("b.wav")
-        with self.assertLogs("myxtts.data.manifest", "WARNING"):
+        with self.assertLogs("myxtts.corpus.manifest", "WARNING"):
             self.report(0.5)
         message = r"1 of 2 .*1 missing file.*rejected\.csv.*--max-rejected"
         with self.assertRaisesRegex(DataError, message):
@@ -460,7 +460,7 @@ class Cache(CorpusCase):
         flipped[len(whole) // 2] ^= 1
         for damaged in (b"", b"x", whole[:40], whole[:-1], bytes(flipped), whole + b"\0"):
             self.cache.write_bytes(damaged)
-            with self.assertLogs("myxtts.data.manifest", "WARNING"):
+            with self.assertLogs("myxtts.corpus.manifest", "WARNING"):
                 self.assertTrue(self.cached()[1])
             self.assertEqual(self.cache.read_bytes(), whole)
 

@@ -13,9 +13,9 @@ from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import inverse_mel_scale
 from myxtts.base.portable_ops import float32_matmul
 from myxtts.config.schema import Config, TrainingConfig
-from myxtts.data.features import tts_extractor
 from myxtts.devicefeed.contract import tensor_specs
 from myxtts.models.prosody import target_prosody
+from myxtts.tasks.features import tts_extractor
 from myxtts.training import setup
 from tests.two_devices import MODEL
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import ConfigError
+from myxtts.batches.plan import Plan
 from myxtts.config import schema
 from myxtts.config.schema import Config, DataConfig, ModelConfig, RunConfig, TrainingConfig
-from myxtts.data.batch_plan import Plan
 from myxtts.devicefeed.routes import Route
 from myxtts.tasks.registry import task_of
 from myxtts.training.memory import (

@@ -10,9 +10,9 @@ from unittest import mock
 
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
-from myxtts.data import tables
-from myxtts.data.metadata_file import hold_out, read_corpus, read_rows
-from myxtts.data.rows import DEFAULT_SPEAKER, Row, Rows, RowTuple, log
+from myxtts.corpus import tables
+from myxtts.corpus.layouts import hold_out, read_corpus, read_rows
+from myxtts.corpus.rows import DEFAULT_SPEAKER, Row, Rows, RowTuple, log
 from tests.fixtures import FolderCase
 
 # What a file shows: its name, its content and the texts that are read. The audio is wavs/a.wav.
@@ -629,12 +629,12 @@ class AudioFiles(Case):
 class Form(Case):
     def test_the_log_names_the_form_of_each_metadata_file_once(self):
         self.ljspeech("a|x\nb|x\nc|x\n", audio=["a.flac", "b.flac", "c.mp3"])
-        with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
+        with self.assertLogs("myxtts.corpus.layouts", "INFO") as logs:
             rows_of(self.folder)
         place = f"{self.folder}/metadata.csv; audio in {self.folder}/wavs: 2 .flac, 1 .mp3"
         expected = [f"corpus form    lines with |, columns path, text; 3 rows in {place}"]
         self.assertEqual([record.getMessage() for record in logs.records], expected)
-        with self.assertLogs("myxtts.data.metadata_file", "INFO") as logs:
+        with self.assertLogs("myxtts.corpus.layouts", "INFO") as logs:
             rows_of(self.folder, self.table("audio_file;text\na.flac;x\n"))
         message = logs.records[1].getMessage()
         self.assertIn("table with semicolons, columns audio_file, text; 1 rows in", message)

@@ -13,15 +13,16 @@ import numpy as np
 import obstore
 import soundfile
 
-from myxtts import stores
+from myxtts.audio.audio_file import read_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base import members
 from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.members import member_of
+from myxtts.batches.shard_cache import ShardCache
 from myxtts.commands import pack
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import read_pcm
-from myxtts.data.manifest import UNKNOWN_SYMBOL, LengthRule, Manifest, Vocabulary, build_manifest
-from myxtts.data.metadata_file import hold_out, leave_out, read_corpus
-from myxtts.stores import ShardCache, member_of
+from myxtts.corpus.layouts import hold_out, leave_out, read_corpus
+from myxtts.corpus.manifest import UNKNOWN_SYMBOL, LengthRule, Manifest, Vocabulary, build_manifest
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import FolderCase, entered
 
@@ -99,8 +100,8 @@ def buckets_in(folder: Path, test: unittest.TestCase) -> None:
         return obstore.store.LocalStore(folder / url.partition("://")[2], mkdir=True)
 
     entered(test.addCleanup, mock.patch("obstore.store.from_url", bucket))
-    stores.open_store.cache_clear()
-    test.addCleanup(stores.open_store.cache_clear)
+    members.store_of.cache_clear()
+    test.addCleanup(members.store_of.cache_clear)
 
 
 class BucketTest(PackedCase):
@@ -123,16 +124,16 @@ class BucketTest(PackedCase):
 
     def test_what_was_read_is_kept_up_to_the_limit(self):
         manifest = self.parts(self.corpus_url, None, fraction=0.0)[0][0]
-        members = [stores.member_of(path) for path in manifest.paths]
+        packed = [members.member_of(path) for path in manifest.paths]
         shutil.copytree(self.folder / "bucket", self.folder / "copy")
         (killed := manifest.shard_cache / ".x.kept.0-1.partial").touch()
         kept = ShardCache(manifest.shard_cache, 1e9)
         self.assertFalse(killed.exists())
-        contents = stores.read_members(members, kept.read)
+        contents = members.read_members(packed, kept.read)
         shutil.rmtree(self.folder / "bucket")
-        self.assertEqual(stores.read_members(members, kept.read), contents)
+        self.assertEqual(members.read_members(packed, kept.read), contents)
         with self.assertRaisesRegex(DataError, "No such file"):
-            stores.read_member(members[0])
+            members.read_member(packed[0])
         shutil.copytree(self.folder / "copy", self.folder / "bucket")
         for path in manifest.shard_cache.glob("*.kept"):
             path.unlink()
@@ -140,7 +141,7 @@ class BucketTest(PackedCase):
         for limit, size in ((0, 0), (most, most), (most, most)):
             bounded = ShardCache(manifest.shard_cache, limit)
             for number in range(40):
-                renamed = members[number % 9]._replace(name=str(number))
+                renamed = packed[number % 9]._replace(name=str(number))
                 self.assertEqual(bounded.read(renamed), contents[number % 9])
             kept = sum(path.stat().st_size for path in manifest.shard_cache.glob("*.kept"))
             self.assertLessEqual(kept, size)
@@ -176,7 +177,7 @@ class PackedTest(PackedCase):
             if part == 2:
                 with self.assertRaisesRegex(DataError, "index-00001-of-00003.arrow: not all"):
                     self.pack("sliced", "--join")
-            with mock.patch("myxtts.data.packing.SHARD_BYTES", 100_000):
+            with mock.patch("myxtts.extras.store.packing.SHARD_BYTES", 100_000):
                 self.pack("sliced", *flags)
         self.assertGreater(len([*(self.folder / "sliced/shards").glob("*.tar")]), 3)
         # Within one slice the second row is a duplicate; of two slices, one must be removed.

@@ -22,12 +22,11 @@ from fakes.copies import find_copies
 from myxtts.base.clock import MODEL
 from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Plan
 from myxtts.commands import main, preflight, profile
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
-from myxtts.data.batch_plan import Plan
-from myxtts.data.features import tts_extractor
-from myxtts.data.pipeline import Pipeline
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.producer import produced_batches, trace_produce
 from myxtts.devicefeed.times import Span
@@ -36,6 +35,7 @@ from myxtts.placement.audit import audit
 from myxtts.preflight import devices as preflight_devices
 from myxtts.preflight import prerequisites, trial, validate
 from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
+from myxtts.tasks.features import tts_extractor
 from myxtts.throughput.measure import SynchronousStep
 from myxtts.training.observation import Validation
 from myxtts.training.runs import RunFolder
@@ -470,7 +470,7 @@ class Operations(unittest.TestCase):
         def f0(wave, samples):
             return tf.numpy_function(abs, [wave], "float32"), 0
 
-        with mock.patch("myxtts.data.features.f0", f0):
+        with mock.patch("myxtts.tasks.features.f0", f0):
             check = trial.check_operations("audit", [trace_produce(DATA, tts_extractor())])
         self.assertEqual(check.status, "failed")
         found = r"^1 of \d+ operations have no GPU kernel; PyFunc 'PyFunc' in .*produce_on_device"
@@ -484,7 +484,7 @@ class Corpora(FolderCase):
         self.write("corpus/corpus.csv", metadata.read_text("utf-8") + "\nmissing.wav,abc,s0\n")
         settings = {"text_frontend": "characters", "max_rejected": 0.5, "validation_fraction": 0.2}
         config = load_config(None, {"train_data": str(metadata), "batch_size": 4, **settings})
-        with self.assertLogs("myxtts.data", "WARNING"):
+        with self.assertLogs("myxtts.corpus", "WARNING"):
             start = Start(config, RunFolder(self.folder))
             corpora = load_run_corpora(start, self.folder, 1)
         checks = {check.name: check for check in validate.check_corpus(start, corpora)}

@@ -21,7 +21,7 @@ from fakes.copies import find_copies
 from myxtts.batch import TTS_FEATURES
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
-from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.devicefeed.producer import Producer
 from myxtts.placement.audit import audit
 from myxtts.placement.routes import plan_routes

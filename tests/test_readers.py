@@ -24,19 +24,19 @@ from tensorflow.core.framework import dataset_options_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import disable_op_determinism
 
+from myxtts.audio.audio_file import WHOLE, read_header, read_pcm, resampled_length
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
+from myxtts.base.members import Member
 from myxtts.batch import TTS_INPUTS
+from myxtts.batches.corpora import load_corpora
+from myxtts.batches.pcm_cache import open_cache, rows_from_cache
+from myxtts.batches.plan import Pass, PlannedBatch, Position, planned_batches
+from myxtts.batches.reading import Reader, rows_from_files, rows_from_members, unreadable
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
-from myxtts.data.audio_file import WHOLE, read_header, read_pcm, resampled_length
-from myxtts.data.batch_plan import Pass, PlannedBatch, Position, planned_batches
-from myxtts.data.dataset import load_corpora
-from myxtts.data.manifest import LengthRule
-from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import Reader, rows_from_files, rows_from_members, unreadable
+from myxtts.corpus.manifest import LengthRule
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import check_batch
-from myxtts.stores import Member
 from tests.fixtures import temporary_folder
 from tests.robustness.heap import bytes_in_use, mallinfo2
 from tests.sine_corpus import (
@@ -364,7 +364,7 @@ class CacheTest(FolderCase):
                 self.replace_first(1_000.0, 1)
             return pcm
 
-        replaced = mock.patch("myxtts.data.pcm_cache.read_pcm", read_then_replace)
+        replaced = mock.patch("myxtts.batches.pcm_cache.read_pcm", read_then_replace)
         with replaced, self.assertRaisesRegex(DataError, "u0.wav has changed while it was decoded"):
             self.open()
         self.assertEqual(list(self.cache.iterdir()), [])
@@ -376,7 +376,7 @@ class CacheTest(FolderCase):
             reads.append(path)
             return read_pcm(path, samples, start=start)
 
-        with mock.patch("myxtts.data.pcm_cache.read_pcm", count), ThreadPoolExecutor(3) as pool:
+        with mock.patch("myxtts.batches.pcm_cache.read_pcm", count), ThreadPoolExecutor(3) as pool:
             caches = list(pool.map(lambda _: self.open(), range(3)))
         self.assertEqual(sorted(reads), sorted(self.manifest.paths))
         for cache in caches:
@@ -393,7 +393,7 @@ class DamagedCacheTest(RowsCase):
         content[2 * (6_615 + 300)] ^= 1  # sample 300 of the second utterance
         path.write_bytes(content)
         read_rows = rows_from_cache(manifest, open_cache(manifest, cache, 2))
-        with self.assertLogs("myxtts.data", "WARNING") as logs:
+        with self.assertLogs("myxtts.batches", "WARNING") as logs:
             for _ in range(2):
                 rows = self.rows(read_rows, *arguments)
                 np.testing.assert_array_equal(rows, self.expected(manifest, *arguments))
@@ -504,7 +504,7 @@ class DeterministicReadingTest(ReaderCase):
             two_threads.wait()
             return read_pcm(path, samples, start=start)
 
-        with mock.patch("myxtts.data.reading.read_pcm", read_together):
+        with mock.patch("myxtts.batches.reading.read_pcm", read_together):
             reader, batches = self.make([0.3] * 8, suffixes=(".flac",))
             self.assertEqual([batch for batch, _ in reader.read(batches, DATA)], batches)
 

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.batches.plan import Plan, Position, bucket_bounds, planned_steps, steps_left
 from myxtts.config.schema import TrainingConfig
-from myxtts.data.batch_plan import Plan, Position, bucket_bounds, planned_steps, steps_left
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.handover import LookAhead
 from myxtts.devicefeed.routes import Route

@@ -22,7 +22,7 @@ from myxtts.commands import train
 from myxtts.config.flags import marked, values_of, with_values
 from myxtts.config.load import load
 from myxtts.config.schema import FIXED, PlacementConfig
-from myxtts.data.manifest import read_manifest
+from myxtts.corpus.manifest import read_manifest
 from myxtts.devicefeed.producer import ReplicaFeed
 from myxtts.models.xtts import XTTS
 from myxtts.placement.routes import plan_routes

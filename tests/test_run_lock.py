@@ -16,7 +16,7 @@ from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import write_whole
 from myxtts.config.load import load
-from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.train import train
 from myxtts.training.runs import RunFolder
 from tests.fixtures import FolderCase, temporary_folder

@@ -18,12 +18,12 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.audio.audio_file import REFERENCE, read_recording
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.commands.parser import add_references_flag
 from myxtts.commands.serve import PACKAGES
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.data.audio_file import REFERENCE, read_recording
 from myxtts.serving import run_speaker, speakers
 from myxtts.serving.run_speaker import RunSpeaker
 from myxtts.serving.sound import FORMS, Encoder

@@ -11,10 +11,10 @@ import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
+from myxtts.batches.corpora import load_corpora
 from myxtts.commands import shard
 from myxtts.config.schema import Config, DataConfig, TeacherConfig
-from myxtts.data.dataset import load_corpora
-from myxtts.data.manifest import LengthRule
+from myxtts.corpus.manifest import LengthRule
 from myxtts.local_sgd.shards import CorpusShards, assign_shards, split_corpus
 from tests.fixtures import FolderCase
 from tests.sine_corpus import sine, write_corpus, write_sound
@@ -206,7 +206,7 @@ class Split(FolderCase):
         flags = f"--input {corpus}/train.tsv --shards 2 --out {out} --validation-fraction 0"
         with (
             redirect_stdout(io.StringIO()),
-            self.assertLogs("myxtts.data.metadata_file", "INFO") as logs,
+            self.assertLogs("myxtts.corpus.layouts", "INFO") as logs,
         ):
             self.assertEqual(shard.main(flags.split()), 0)
         rows = sorted(row for number in (0, 1) for row in self.rows(out / f"shard-{number}.csv"))

@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 
 from myxtts.base.clock import Interval
+from myxtts.batches.plan import Plan, Position
 from myxtts.config.schema import PlacementConfig
-from myxtts.data.batch_plan import Plan, Position
 from myxtts.placement.gpu_memory import GpuMemory
 from myxtts.placement.routes import plan_routes
 from myxtts.training import shares

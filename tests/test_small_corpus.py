@@ -5,10 +5,10 @@ import unittest
 from pydantic import ValidationError
 
 from myxtts.base.errors import DataError
+from myxtts.batches.corpora import batch_exceeds_corpus_warning, load_corpora
 from myxtts.config import schema
 from myxtts.config.schema import Config, DataConfig, RunConfig, TrainingConfig
-from myxtts.data.dataset import batch_exceeds_corpus_warning, load_corpora
-from myxtts.data.metadata_file import hold_out, read_corpus
+from myxtts.corpus.layouts import hold_out, read_corpus
 from myxtts.tasks.registry import length_rule_of
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import sine, write_sound
@@ -58,7 +58,7 @@ class HeldOut(Case):
 
     def test_held_out_symbols_that_training_lacks_are_a_warning_without_validation(self):
         self.held_out_alone_has_another_symbol()
-        with self.assertLogs("myxtts.data.dataset", "WARNING") as logs:
+        with self.assertLogs("myxtts.batches.corpora", "WARNING") as logs:
             corpus, held_out, _ = self.load()
         self.assertEqual((len(corpus.manifest), held_out), (4, None))
         self.assertIn("--validation-fraction 0 trains on all", logs.output[0])

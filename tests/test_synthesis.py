@@ -28,6 +28,7 @@ from tests.two_devices import MODEL
 
 # isort: split
 
+from myxtts.audio.audio_file import HEADER_BYTES, read_wave, wav_header
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import ITERATIONS as ITERATIONS_OF_SPEECH
 from myxtts.audio.vocoder import GriffinLim, vocode
@@ -35,7 +36,6 @@ from myxtts.base.console import report_errors, sound_on_stdout
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.commands import synthesize
 from myxtts.config.schema import Config, ModelConfig
-from myxtts.data.audio_file import HEADER_BYTES, read_wave, wav_header
 from myxtts.synthesis.speech_file import WavStream, sound_file, wav_stream, write_speech
 from myxtts.synthesis.spoken_text import FADE_S, PAUSES_S, encode_text, fade_ends, pause_between
 from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer

@@ -11,13 +11,13 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from myxtts import stores
+from myxtts.audio.audio_file import read_pcm
+from myxtts.base import members
 from myxtts.base.errors import DataError
 from myxtts.commands import pack
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import read_pcm
-from myxtts.data.manifest import LengthRule, Manifest, build_manifest
-from myxtts.data.metadata_file import read_corpus
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, Manifest, build_manifest
 from tests.fixtures import FolderCase, entered
 from tests.test_packed import buckets_in
 
@@ -124,7 +124,7 @@ class TarShardsTest(FolderCase):
                 self.assert_read(packed)
 
     def with_id(self, path: str, id_: str) -> str:
-        return stores.member_of(path)._replace(name=id_).address
+        return members.member_of(path)._replace(name=id_).address
 
     def test_a_cut_without_texts_is_audio_alone(self):
         self.shar()

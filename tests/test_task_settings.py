@@ -9,7 +9,7 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 
 from myxtts.config import schema
 from myxtts.config.schema import ASRConfig, Config, ModelConfig, TrainingConfig
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.tasks.asr import ASRTask
 from myxtts.tasks.tts import TTSTask
 from myxtts.tasks.vocoder import VocoderTask

@@ -13,13 +13,13 @@ from myxtts.audio.mel import SILENCE
 from myxtts.base.errors import ConfigError
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.config.schema import Config, DataConfig, ModelConfig, TeacherConfig
-from myxtts.data.features import tts_extractor, vocoder_extractor
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, check_batch
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.models.teacher import NullTeacher
 from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.report.metrics import read_metrics
+from myxtts.tasks.features import tts_extractor, vocoder_extractor
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.checkpoint_files import Checkpoint, read_record
 from myxtts.training.runs import TrainedRun, inherit_settings

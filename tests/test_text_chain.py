@@ -14,9 +14,9 @@ from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import text
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, DataConfig
-from myxtts.data.demo_corpus import load_grammar
-from myxtts.data.manifest import LengthRule, build_manifest, frontend_of
-from myxtts.data.metadata_file import read_corpus
+from myxtts.corpus.demo_corpus import load_grammar
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, build_manifest, frontend_of
 from myxtts.text import normalisers
 from myxtts.text.frontend import TextFrontend, normalise_text, read_lexicon, symbols_of
 from myxtts.text.sentences import split_text
@@ -267,7 +267,7 @@ class InCorpora(FolderCase):
     def test_what_is_left_to_espeak_ng_is_logged(self):
         write_corpus(self.folder, [1.0, 1.1])
         table = self.write("list.csv", "path,text\nu0.wav,Well [laughs].\nu1.wav,I paid $5.\n")
-        with self.assertLogs("myxtts.data.manifest", "INFO") as logs:
+        with self.assertLogs("myxtts.corpus.manifest", "INFO") as logs:
             build_manifest(read_corpus(table, "en"), DataConfig(), LengthRule())
         self.assertIn(
             "1 of 2 texts have emoji or what espeak-ng reads in its own way: [l", logs.output[0]

@@ -18,10 +18,10 @@ from tests.two_devices import MODEL
 
 import numpy as np
 
+from myxtts.audio.audio_file import speech_span
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import CheckpointError, DataError
 from myxtts.commands import transcribe
-from myxtts.data.audio_file import speech_span
 from myxtts.evaluation.asr import error_rates_by
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import EvaluationOptions

@@ -23,13 +23,13 @@ from myxtts.audio.pitch import f0
 from myxtts.audio.spectral import inverse_short_time_spectrum, magnitude, short_time_spectrum
 from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES
 from myxtts.config.schema import Config, ModelConfig, VocoderConfig
-from myxtts.data.features import vocoder_extractor
 from myxtts.devicefeed.contract import check_batch, tensor_specs
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.models.vocoder import Vocoder, mel_and_spectrum, project
 from myxtts.placement.audit import audit
 from myxtts.report.metrics import read_metrics
 from myxtts.tasks.base import Examples
+from myxtts.tasks.features import vocoder_extractor
 from myxtts.tasks.vocoder import VocoderSampler
 from myxtts.training.description import segment_exceeds_utterances_warning
 from tests import tiny_vocoder

@@ -18,9 +18,9 @@ import numpy as np
 import soundfile
 
 from myxtts.base.errors import ConfigError, DataError
+from myxtts.batches.corpora import load_corpora
 from myxtts.commands import evaluate
 from myxtts.config.schema import Config
-from myxtts.data.dataset import load_corpora
 from myxtts.evaluation.evaluate import evaluate_run
 from myxtts.evaluation.held_out import EvaluationOptions
 from myxtts.evaluation.metrics import (

@@ -15,7 +15,7 @@ from unittest import mock
 from myxtts.base.errors import ConfigError
 from myxtts.commands import voice
 from myxtts.config.load import load
-from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.corpus.demo_corpus import make_demo_corpus
 from tests.fixtures import FolderCase
 from tests.html_checker import Checker
 from tests.long import long

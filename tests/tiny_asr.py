@@ -10,8 +10,8 @@ from unittest import mock
 
 import keras
 
+from myxtts.batches.corpora import load_corpora
 from myxtts.config.schema import Config, DataConfig, ModelConfig
-from myxtts.data.dataset import load_corpora
 from myxtts.models.asr import SIZES, ASRSize
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.tasks.registry import length_rule_of, task_of

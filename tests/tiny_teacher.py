@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from fakes.copies import find_copies
 from fakes.toy import traced_once
+from myxtts.batches.corpora import load_corpora
 from myxtts.commands import train
-from myxtts.data.dataset import load_corpora
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import ProduceFunction
 from myxtts.local_sgd.merge import read_input

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.proof import configs
 from benchmarks.proof.section import Scope
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.routes import Route
 from myxtts.models import asr, vocoder, xtts
 from myxtts.models.teacher import TeacherModel

@@ -30,9 +30,9 @@ from fakes.copies import find_copies
 from fakes.toy_models import toy_models
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import griffin_lim
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Pass
-from myxtts.data.pipeline import Pipeline
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.devicefeed.routes import Route

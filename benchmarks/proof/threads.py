@@ -24,11 +24,11 @@ from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.threads import THREADS, mixed_up
 from fakes.toy_models import toy_models
 from myxtts.base.clock import Clock
+from myxtts.batches.corpora import load_corpora
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass
 from myxtts.commands import train
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Pass
-from myxtts.data.dataset import load_corpora
-from myxtts.data.pipeline import Pipeline
 from myxtts.devicefeed.contract import Batch, Field, tensor_specs
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.devicefeed.producer import Producer

@@ -29,7 +29,7 @@ _FIXABLE = {
 # without an NVIDIA driver they report an error for the GPU that is not there. No setting turns them
 # off: absl offers Python no access to the log of the libraries, and TF_ENABLE_ONEDNN_OPTS=0, which
 # silences one of them, changes the results of training. libmpg123 reports each jump into the middle
-# of an MP3 file, which the check for truncated files makes (`myxtts.data.audio_file`).
+# of an MP3 file, which the check for truncated files makes (`myxtts.audio.audio_file`).
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
     rb"|I\d{4} .*\] oneDNN custom operations are on\."

@@ -7,7 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from myxtts.commands.parser import CommandParser, add_flag, bounded
-from myxtts.data.demo_corpus import MAX_SPEAKERS, grammar_languages, make_demo_corpus
+from myxtts.corpus.demo_corpus import MAX_SPEAKERS, grammar_languages, make_demo_corpus
 
 NAME = "corpus"
 HELP = "Make a speech corpus with espeak-ng, for trials and tests."

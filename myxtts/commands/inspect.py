@@ -11,7 +11,7 @@ from myxtts.base.errors import ConfigError
 from myxtts.base.files import make_folder, write_whole
 from myxtts.commands import parser as flags
 from myxtts.config.schema import Config
-from myxtts.data.inspection import EXCLUDED, Inspection, inspect_corpus, read_clip
+from myxtts.extras.inspect.inspection import EXCLUDED, Inspection, inspect_corpus, read_clip
 from myxtts.report.overview import document
 from myxtts.report.samples import EMBEDDED_BYTES, sound_url
 

@@ -39,7 +39,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
-    from myxtts.data.packing import join, pack  # imports NumPy
+    from myxtts.extras.store.packing import join, pack  # imports NumPy
 
     if options.join:
         join(options.out)

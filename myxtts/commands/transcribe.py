@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.audio.audio_file import RECORDING, check_recording
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import check_writable, make_folder
 from myxtts.commands import parser as flags
 from myxtts.commands.parser import add_flag, bounded
-from myxtts.data.audio_file import RECORDING, check_recording
-from myxtts.data.audio_folder import suffix_of
+from myxtts.corpus.audio_folder import suffix_of
 from myxtts.text.times import FORMS, times_files
 
 NAME = "transcribe"

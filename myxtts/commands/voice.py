@@ -37,8 +37,8 @@ from myxtts.commands import parser as flags
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, command_line, with_values
 from myxtts.config.schema import Config
-from myxtts.data.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
 from myxtts.devicefeed.times import Timeline
+from myxtts.extras.inspect.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
 from myxtts.report.metrics import read_last_report
 from myxtts.report.page import RunPage
 from myxtts.training.runs import RunFolder, TrainedRun

@@ -15,12 +15,12 @@ import yaml
 from pydantic import ValidationError
 
 from myxtts.base.errors import ConfigError
+from myxtts.base.members import is_url
 from myxtts.config import flags
 from myxtts.config.advice import advice_on_file, advice_on_key, nearest, other_names
 from myxtts.config.checks import check_settings, inactive_settings
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
-from myxtts.stores import is_url
 
 SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"

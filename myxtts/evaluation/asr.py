@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.reading import read_row
+from myxtts.batches.reading import read_row
 from myxtts.evaluation.held_out import Evaluation, evenly_spaced
 from myxtts.evaluation.table import ScoreWeights, metrics_by_group
 from myxtts.recognition.transcriber import NetworkTranscriber, Transcriber

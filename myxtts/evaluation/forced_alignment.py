@@ -15,17 +15,17 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from myxtts.audio.audio_file import WHOLE, read_header, read_wave, resampled_length
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.base.files import make_folder, write_csv
+from myxtts.batches.reading import read_row
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import WHOLE, read_header, read_wave, resampled_length
-from myxtts.data.inspection import Clip, Finding, Inspection, inspect_corpus
-from myxtts.data.manifest import Manifest
-from myxtts.data.reading import read_row
+from myxtts.corpus.manifest import Manifest
 from myxtts.evaluation.held_out import load_other
 from myxtts.evaluation.speech import BATCH_UTTERANCES, pad_rows
+from myxtts.extras.inspect.inspection import Clip, Finding, Inspection, inspect_corpus
 from myxtts.models import alignment
 from myxtts.models.xtts import XTTS
 from myxtts.placement import devices

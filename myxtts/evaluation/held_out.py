@@ -11,15 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
+from myxtts.batches import corpora
+from myxtts.batches.pipeline import held_out_pipeline
+from myxtts.batches.plan import Pass
+from myxtts.batches.reading import read_row
 from myxtts.config.flags import turned_off
 from myxtts.config.schema import OFF_IN_EVALUATION, Config
-from myxtts.data import dataset
-from myxtts.data.batch_plan import Pass
-from myxtts.data.manifest import Manifest, Vocabulary, build_manifest, report_rejected
-from myxtts.data.metadata_file import read_corpus
-from myxtts.data.pipeline import held_out_pipeline
-from myxtts.data.reading import read_row
-from myxtts.data.rows import DEFAULT_SPEAKER, Rows
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import Manifest, Vocabulary, build_manifest, report_rejected
+from myxtts.corpus.rows import DEFAULT_SPEAKER, Rows
 from myxtts.devicefeed.handover import HandOver
 from myxtts.devicefeed.routes import Route
 from myxtts.models.xtts import XTTS
@@ -98,7 +98,7 @@ class MeasuredCorpus(NamedTuple):
     manifest: Manifest
     vocabulary: Vocabulary  # of the run, with new speakers of the utterances
     config: Config  # of the run, for evaluation
-    training: dataset.Corpus | None  # None if another corpus is measured without it
+    training: corpora.Corpus | None  # None if another corpus is measured without it
     trained_speakers: set[str]
     source: str = "held-out utterances"
 
@@ -199,12 +199,12 @@ def load_held_out(run: TrainedRun, listing: Path) -> MeasuredCorpus:
 
 def _load_training(
     run: TrainedRun, config: Config, listing: Path
-) -> tuple[dataset.Corpus, dataset.Corpus | None, Vocabulary]:
+) -> tuple[corpora.Corpus, corpora.Corpus | None, Vocabulary]:
     """Load what a checkpoint was trained and validated on, and the vocabulary of both."""
     data = config.data
     # Without --train-data, training makes the demo corpus. An evaluation of a new one would say
     # nothing of the run.
-    trained_on = data.train_data or str(dataset.DEMO_FOLDER)
+    trained_on = data.train_data or str(corpora.DEMO_FOLDER)
     for path in filter(None, (trained_on, data.val_data, data.audio_root)):
         if not Path(path).exists():
             raise DataError(
@@ -214,7 +214,7 @@ def _load_training(
     # The run has the manifests of its corpus, which take minutes to make for a large one.
     folder = run.path if os.access(run.path, os.W_OK | os.X_OK) else listing
     known = run.record.inherited_vocabulary
-    loaded = dataset.load_corpora(
+    loaded = corpora.load_corpora(
         config, folder, length_rule_of(config), known, frontend=run.record.frontend
     )
     training, _, vocabulary = loaded
@@ -223,7 +223,7 @@ def _load_training(
 
 
 def held_out_corpus(
-    training: dataset.Corpus, held_out: dataset.Corpus, vocabulary: Vocabulary, config: Config
+    training: corpora.Corpus, held_out: corpora.Corpus, vocabulary: Vocabulary, config: Config
 ) -> MeasuredCorpus:
     """Return the held-out utterances of a run, with its settings for evaluation."""
     speakers = {vocabulary.speakers[row] for row in np.unique(training.manifest.speaker)}
@@ -242,7 +242,7 @@ def load_utterances(
     """Return at most `count` utterances, selected by the run's seed, and batches of these first."""
     manifest, config = corpus.manifest, corpus.config
     extractor = task_of(config).extractor(config, training=False)
-    bucket = dataset.single_bucket_corpus(manifest, config)
+    bucket = corpora.single_bucket_corpus(manifest, config)
     pipeline = held_out_pipeline(bucket, route, extractor, config, folder)
     # The same copies between devices as in training, so a batch lies where the network expects it.
     hand_over = HandOver(network.BATCH_FIELDS, [route.model])

@@ -9,9 +9,9 @@ import numpy as np
 import soxr
 from tqdm import tqdm
 
+from myxtts.audio.audio_file import to_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import check_packages
-from myxtts.data.audio_file import to_pcm
 from myxtts.recognition.transcriber import Transcriber
 from myxtts.training.observation import Throttle, no_throttle
 

@@ -8,15 +8,15 @@ import numpy as np
 import soxr
 import tensorflow as tf
 
+from myxtts.audio.audio_file import to_pcm
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
 from myxtts.base.portable_ops import function_per_device_type
+from myxtts.batches.reading import read_row
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.data.audio_file import to_pcm
-from myxtts.data.manifest import Manifest
-from myxtts.data.reading import read_row
+from myxtts.corpus.manifest import Manifest
 from myxtts.evaluation import metrics
 from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, evenly_spaced
 from myxtts.evaluation.metrics import AcousticFeatures

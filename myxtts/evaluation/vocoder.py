@@ -11,6 +11,7 @@ from typing import NamedTuple
 import librosa
 import numpy as np
 
+from myxtts.audio.audio_file import write_wav
 from myxtts.audio.format import (
     DECIBELS_PER_NEPER,
     FFT_SAMPLES,
@@ -21,9 +22,8 @@ from myxtts.audio.format import (
 from myxtts.audio.vocoder import GriffinLim, VocoderProtocol
 from myxtts.base.files import numbered_name
 from myxtts.base.machine import core_count
-from myxtts.data.audio_file import write_wav
-from myxtts.data.reading import read_row
-from myxtts.data.rows import DEFAULT_SPEAKER
+from myxtts.batches.reading import read_row
+from myxtts.corpus.rows import DEFAULT_SPEAKER
 from myxtts.evaluation import held_out, metrics, speech, table
 from myxtts.evaluation.held_out import Evaluation
 from myxtts.evaluation.metrics import CopyMetrics

@@ -28,8 +28,8 @@ from myxtts.config.checks import check_settings
 from myxtts.config.flags import Setting, marked, turned_off, values_of, with_values
 from myxtts.config.load import check_storable, dump
 from myxtts.config.schema import IN_MERGE, OFF_IN_MERGE, Config, LocalSGDConfig, RunConfig
-from myxtts.data.manifest import Manifest, build_manifest, report_rejected
-from myxtts.data.metadata_file import leave_out, read_as_configured
+from myxtts.corpus.layouts import leave_out, read_as_configured
+from myxtts.corpus.manifest import Manifest, build_manifest, report_rejected
 from myxtts.tasks.registry import length_rule_of
 from myxtts.training import checkpoint_files
 from myxtts.training.checkpoint_files import Ancestor, Checkpoint, MergedInput, Record

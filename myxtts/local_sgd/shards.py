@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from myxtts.audio.audio_file import WHOLE
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_csv
+from myxtts.batches.corpora import corpus_folder, load_corpora
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
-from myxtts.data.audio_file import WHOLE
-from myxtts.data.dataset import corpus_folder, load_corpora
-from myxtts.data.manifest import Manifest, Vocabulary
+from myxtts.corpus.manifest import Manifest, Vocabulary
 from myxtts.tasks.registry import length_rule_of
 
 COLUMNS = ("path", "text", "speaker", "language")

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 
 from myxtts.batch import TTS_FEATURES, first_rows
+from myxtts.batches.corpora import single_bucket_corpus
+from myxtts.batches.pipeline import held_out_pipeline
+from myxtts.batches.plan import HELD_OUT_PASS
 from myxtts.config.schema import Config
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.data.batch_plan import HELD_OUT_PASS
-from myxtts.data.dataset import single_bucket_corpus
-from myxtts.data.manifest import Manifest
-from myxtts.data.pipeline import held_out_pipeline
+from myxtts.corpus.manifest import Manifest
 from myxtts.devicefeed.routes import Route
 from myxtts.evaluation.held_out import for_evaluation
 from myxtts.evaluation.metrics import align

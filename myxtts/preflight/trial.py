@@ -17,9 +17,9 @@ import tensorflow as tf
 from myxtts.base.machine import available_memory_mib
 from myxtts.base.tf_internals import device_memory_mib
 from myxtts.batch import empty_batch
+from myxtts.batches.pipeline import Pipeline, step_batches
+from myxtts.batches.plan import Pass, Plan, Position
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Pass, Plan, Position
-from myxtts.data.pipeline import Pipeline, step_batches
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import Batch
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD

@@ -12,12 +12,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import RECORDING, read_recording, speech_span
 from myxtts.audio.format import HOP_SAMPLES, PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_json
-from myxtts.data.audio_file import RECORDING, read_recording, speech_span
 from myxtts.models.ctc import beam_search_decode, decoded_texts, emissions
 from myxtts.placement import devices
 from myxtts.text.symbols import FIRST_SYMBOL_ID

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.data.audio_file import REFERENCE, check_recording
+from myxtts.audio.audio_file import REFERENCE, check_recording
 from myxtts.serving.speakers import choose_speaker
 from myxtts.text.languages import choose_language
 from myxtts.training.checkpoint_files import latest

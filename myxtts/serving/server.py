@@ -26,9 +26,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from myxtts.audio.audio_file import RECORDING, read_recording
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.config.synthesis import bounds_of
-from myxtts.data.audio_file import RECORDING, read_recording
 from myxtts.devicefeed.errors import UserError
 from myxtts.serving.sound import FORMS, Encoder
 from myxtts.serving.speakers import Speaker

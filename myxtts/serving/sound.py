@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import soxr
 
+from myxtts.audio.audio_file import BlockwiseFile, wav_header
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.data.audio_file import BlockwiseFile, wav_header
 
 
 class Form(NamedTuple):

@@ -24,9 +24,9 @@ from wyoming.info import (
 )
 from wyoming.tts import Synthesize
 
+from myxtts.audio.audio_file import RATE_LIMITS_HZ, to_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
-from myxtts.data.audio_file import RATE_LIMITS_HZ, to_pcm
 from myxtts.serving import server
 from myxtts.serving.server import Desk, message_of
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import read_pcm
 from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import NetworkVocoder, OnnxVocoder
 from myxtts.base.errors import ConfigError, DataError, check_packages
 from myxtts.base.files import write_json, write_whole
-from myxtts.data.audio_file import read_pcm
-from myxtts.data.manifest import read_manifest
+from myxtts.corpus.manifest import read_manifest
 from myxtts.models.xtts import XTTS, SpeakerCondition
 from myxtts.synthesis import piper
 from myxtts.synthesis.litert_graph import KINDS, litert_models

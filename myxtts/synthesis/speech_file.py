@@ -14,16 +14,16 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.base.errors import ConfigError, DataError
-from myxtts.base.files import check_writable, partial_file_of
-from myxtts.data.audio_file import (
+from myxtts.audio.audio_file import (
     HEADER_BYTES,
     REFERENCE,
     BlockwiseFile,
     check_recording,
     wav_header,
 )
+from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.files import check_writable, partial_file_of
 from myxtts.text.frontend import read_lexicon
 from myxtts.text.languages import choose_language
 from myxtts.text.sentences import empty_text_message, split_text

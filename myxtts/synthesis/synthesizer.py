@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import REFERENCE, read_recording
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
@@ -19,7 +20,6 @@ from myxtts.audio.vocoder import vocode
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.data.audio_file import REFERENCE, read_recording
 from myxtts.synthesis.spoken_text import Chunk, encode_text, fade_ends, pause_between
 from myxtts.tasks.tts import synthesis_options
 from myxtts.text.languages import choose_language

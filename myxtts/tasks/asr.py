@@ -9,18 +9,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.augmentation import spec_augment
 from myxtts.audio.vocoder import LoadVocoder
 from myxtts.batch import ASR_FEATURES
 from myxtts.config.schema import Config
-from myxtts.data.features import asr_extractor, at_loudness
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen, tensor_specs
 from myxtts.models import asr
 from myxtts.models.asr import build_asr
 from myxtts.models.ctc import decoded_texts, greedy_decode
 from myxtts.report.plots import mel_and_posteriors
+from myxtts.tasks.augmentation import spec_augment
 from myxtts.tasks.base import KEPT_ARRAYS, Metric, Sampler, Task, kept_bytes
+from myxtts.tasks.features import asr_extractor, at_loudness
 from myxtts.text.error_rates import error_rates
 from myxtts.text.symbols import BLANK_ID, FIRST_SYMBOL_ID, SymbolTable
 

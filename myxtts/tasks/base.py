@@ -14,7 +14,7 @@ from myxtts.audio.vocoder import LoadVocoder
 from myxtts.base.files import new_folder, numbered_name, tolerate_full_disk
 from myxtts.batch import first_rows
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, Field, LoadFrozen
 from myxtts.report.plots import png_bytes
 from myxtts.report.reporter import TensorBoard

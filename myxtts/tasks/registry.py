@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from myxtts.config.schema import Config
-from myxtts.data.manifest import LengthRule
+from myxtts.corpus.manifest import LengthRule
 
 if TYPE_CHECKING:
     from myxtts.tasks.base import Task

@@ -6,14 +6,13 @@ from typing import Any
 
 import keras
 
+from myxtts.audio.audio_file import write_wav
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, VocoderProtocol, vocode
 from myxtts.batch import TAUGHT_TTS_FEATURES
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.data.audio_file import write_wav
-from myxtts.data.features import at_loudness, tts_extractor
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
 from myxtts.models import aligner, xtts
 from myxtts.models.alignment import sum_over_paths
@@ -23,6 +22,7 @@ from myxtts.report.plots import mel_and_alignment
 from myxtts.report.samples import sound_file
 from myxtts.tasks.alignment_choice import choose_alignment_search, compiled
 from myxtts.tasks.base import KEPT_ARRAYS, Sampler, Task, kept_bytes
+from myxtts.tasks.features import at_loudness, tts_extractor
 
 # A step keeps 2 arrays of the size of the attention scores and of the search's scores.
 KEPT_SCORES = 2

@@ -8,20 +8,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import write_wav
 from myxtts.audio.format import DECIBELS_PER_NEPER, FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, vocode
 from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
 from myxtts.config.schema import Config
-from myxtts.data.audio_file import write_wav
-from myxtts.data.features import at_loudness, vocoder_extractor
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
 from myxtts.models import vocoder
 from myxtts.models.vocoder import build_vocoder, mel_and_spectrum
 from myxtts.report import plots
 from myxtts.report.samples import sound_file
 from myxtts.tasks.base import KEPT_ARRAYS, Metric, Sampler, Task, kept_bytes
+from myxtts.tasks.features import at_loudness, vocoder_extractor
 
 KEPT_SPECTRA = 60  # float32, by filters, projection and losses
 # Equal noise and phases of Griffin-Lim at all steps, so that samples differ by the weights alone.

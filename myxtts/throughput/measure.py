@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.clock import MODEL, Clock, Interval
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass
 from myxtts.config.flags import turned_off, with_values
 from myxtts.config.schema import OFF_IN_TRIAL, Config, RunConfig
-from myxtts.data.batch_plan import Pass
-from myxtts.data.pipeline import Pipeline
 from myxtts.devicefeed.contract import Batch
 from myxtts.devicefeed.devices import synchronize
 from myxtts.devicefeed.errors import PlacementError

@@ -15,8 +15,8 @@ import pydantic
 from pydantic import Field
 
 from myxtts.base.errors import ConfigError
+from myxtts.batches.plan import deal_rows, water_fill
 from myxtts.config.schema import ObserverPlace, PlacementConfig
-from myxtts.data.batch_plan import deal_rows, water_fill
 from myxtts.devicefeed.routes import Placement
 from myxtts.placement.routes import named_data_gpus, plan_routes
 from myxtts.throughput import model

@@ -29,10 +29,10 @@ from safetensors.numpy import load_file
 
 from myxtts.base import files
 from myxtts.base.errors import CheckpointError
+from myxtts.batches.plan import Position
 from myxtts.config.advice import other_names
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Position
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 from myxtts.training.schedule import Observation

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import OutOfMemory, TrainingError, lacking_memory
+from myxtts.batches.corpora import Corpus, batch_exceeds_corpus_warning
+from myxtts.batches.plan import Plan, planned_steps
 from myxtts.config.checks import inactive_settings
 from myxtts.config.flags import values_of
 from myxtts.config.schema import Config, TrainingConfig, flag_of
-from myxtts.data.batch_plan import Plan, planned_steps
-from myxtts.data.dataset import Corpus, batch_exceeds_corpus_warning
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.models.layers import parameter_count
 from myxtts.placement.devices import describe

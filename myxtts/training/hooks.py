@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from myxtts.base.clock import FIRST_STEP
 from myxtts.base.files import tolerate_full_disk
-from myxtts.data.batch_plan import PlannedStep
+from myxtts.batches.plan import PlannedStep
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import Batch
 from myxtts.report.metrics import MetricsFile

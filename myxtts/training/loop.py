@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from myxtts.base.clock import Clock
 from myxtts.base.errors import TrainingError
-from myxtts.data.batch_plan import PlannedStep
+from myxtts.batches.plan import PlannedStep
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.feed import StopArrived
 from myxtts.devicefeed.handover import LookAhead, StepBatches

@@ -8,9 +8,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.base.errors import ConfigError
 from myxtts.base.machine import available_memory_mib
 from myxtts.batch import batch_bytes
+from myxtts.batches.pipeline import reference_samples_of
+from myxtts.batches.plan import Plan
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Plan
-from myxtts.data.pipeline import reference_samples_of
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.devicefeed.routes import Route

@@ -24,9 +24,9 @@ from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.audio.vocoder import LoadVocoder
 from myxtts.base.clock import format_duration
 from myxtts.base.errors import TrainingError, lacking_memory
-from myxtts.data.batch_plan import HELD_OUT_PASS, Pass
-from myxtts.data.pipeline import Pipeline
-from myxtts.data.reading import read_row
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import HELD_OUT_PASS, Pass
+from myxtts.batches.reading import read_row
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import tensor_specs
 from myxtts.devicefeed.errors import UserError

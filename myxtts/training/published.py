@@ -6,7 +6,7 @@ from pathlib import Path
 
 from myxtts.base.errors import DataError
 from myxtts.base.files import cached_folder
-from myxtts.stores import is_url, open_store
+from myxtts.base.members import is_url, store_of
 
 CHECKSUMS = "SHA256SUMS"
 NEEDED = ("checkpoints/", "config.yaml")
@@ -24,7 +24,7 @@ def local_run(source: str) -> Path:
     if not is_url(source):
         return Path(source)
     url, _, expected = source.partition("#sha256=")
-    store = open_store(url.rstrip("/"))
+    store = store_of(url.rstrip("/"))
 
     def copy(folder: Path) -> None:
         sums = store.fetch(CHECKSUMS, folder / CHECKSUMS)

@@ -38,7 +38,7 @@ from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 from myxtts.config.synthesis import check_options
-from myxtts.data.manifest import Manifest, Vocabulary, difference
+from myxtts.corpus.manifest import Manifest, Vocabulary, difference
 from myxtts.training.checkpoint_files import (
     Checkpoint,
     Record,

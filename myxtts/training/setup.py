@@ -20,13 +20,13 @@ import tensorflow as tf
 
 from myxtts.audio.format import AUDIO_FORMAT, frame_count
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
+from myxtts.batches.corpora import Corpus, load_corpora
+from myxtts.batches.pipeline import Pipeline, held_out_pipeline
+from myxtts.batches.plan import Plan, steps_left
 from myxtts.config.checks import check_shares, check_xla
 from myxtts.config.flags import SETTINGS, marked
 from myxtts.config.schema import IN_SCORES, PER_MACHINE, Config
-from myxtts.data.batch_plan import Plan, steps_left
-from myxtts.data.dataset import Corpus, load_corpora
-from myxtts.data.manifest import Vocabulary, frontend_of
-from myxtts.data.pipeline import Pipeline, held_out_pipeline
+from myxtts.corpus.manifest import Vocabulary, frontend_of
 from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.distributed.cluster import Cluster

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.clock import Clock
-from myxtts.data.batch_plan import Pass, water_fill
-from myxtts.data.pipeline import Pipeline
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass, water_fill
 from myxtts.devicefeed.producer import ReplicaFeed
 from myxtts.devicefeed.routes import Placement
 from myxtts.placement.gpu_memory import DriverUnavailable, read_memory

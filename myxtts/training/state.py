@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.tf_internals import AdamWOnReducedGradients
-from myxtts.data.batch_plan import PlannedStep, Position
+from myxtts.batches.plan import PlannedStep, Position
 from myxtts.devicefeed.audit import require_device
 from myxtts.placement.replicas import Replicas
 from myxtts.training.checkpoint_files import AVERAGES, MODEL, OPTIMIZER

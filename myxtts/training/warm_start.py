@@ -15,7 +15,7 @@ import numpy as np
 from myxtts.base.errors import ConfigError
 from myxtts.config.flags import join_names
 from myxtts.config.schema import Config
-from myxtts.data.manifest import Vocabulary
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.tasks.registry import task_of
 from myxtts.text.symbols import FIRST_SYMBOL_ID
 from myxtts.training.checkpoint_files import MODEL, Ancestor

@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts import stores
+from myxtts.base import members
 from myxtts.base.errors import DataError
 from myxtts.commands import pack
 from tests.engines.s3_server import BUCKET, S3Server
@@ -37,12 +37,12 @@ class ServerCase(unittest.TestCase):
         cls.addClassCleanup(cls.server.close)
         machine = {**cls.server.environment, "XDG_CACHE_HOME": str(cls.folder / "first")}
         entered(cls.addClassCleanup, mock.patch.dict(os.environ, machine))
-        stores.open_store.cache_clear()
+        members.store_of.cache_clear()
         corpus = cls.folder / "corpus"
         make = [sys.executable, "-m", "myxtts", "corpus", "--utterances", "40", "--out", corpus]
         subprocess.run(make, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         flags = "--train-data", str(corpus), "--text-frontend", "characters", "--out", CORPUS
-        with mock.patch("myxtts.data.packing.SHARD_BYTES", 1_000_000):
+        with mock.patch("myxtts.extras.store.packing.SHARD_BYTES", 1_000_000):
             pack.main(flags)
 
 
@@ -97,23 +97,23 @@ class TrainingTest(ServerCase):
 
 class FaultTest(ServerCase):
     def setUp(self):
-        stores.open_store.cache_clear()
-        self.addCleanup(stores.open_store.cache_clear)
+        members.store_of.cache_clear()
+        self.addCleanup(members.store_of.cache_clear)
 
     def test_wrong_credentials_are_named(self):
         with mock.patch.dict(os.environ, AWS_SECRET_ACCESS_KEY="wrong"):
             for use in (lambda store: store.list(), lambda store: store.version("index.arrow")):
                 with self.assertRaisesRegex(DataError, f"{CORPUS}/.* 403 .* AWS_SECRET_ACCESS_KEY"):
-                    use(stores.open_store(CORPUS))
+                    use(members.store_of(CORPUS))
 
     def test_a_server_that_comes_back_is_waited_for_and_one_that_is_gone_is_named(self):
-        store = stores.open_store(CORPUS)
+        store = members.store_of(CORPUS)
         expected = store.read("index.arrow", 0, 100)
         self.server.stop()
         self.addCleanup(self.server.start)
-        with mock.patch("myxtts.stores.RETRY_S", 1.0):
-            stores.open_store.cache_clear()
-            impatient = stores.open_store(CORPUS)
+        with mock.patch("myxtts.extras.store.stores.RETRY_S", 1.0):
+            members.store_of.cache_clear()
+            impatient = members.store_of(CORPUS)
         with self.assertRaisesRegex(DataError, "index.arrow cannot be used: .* Check the name"):
             impatient.read("index.arrow", 0, 100)
         self.doCleanups()
@@ -122,8 +122,8 @@ class FaultTest(ServerCase):
     def test_half_an_upload_is_no_file(self):
         path = self.folder / "large"
         path.write_bytes(os.urandom(20_000_000))
-        with mock.patch("myxtts.stores.RETRY_S", 1.0):
-            store = stores.open_store(f"s3://{BUCKET}/uploads")
+        with mock.patch("myxtts.extras.store.stores.RETRY_S", 1.0):
+            store = members.store_of(f"s3://{BUCKET}/uploads")
         self.server.cut_uploads = True
         self.addCleanup(setattr, self.server, "cut_uploads", False)
         with self.assertRaises(DataError):

@@ -141,7 +141,7 @@ MUTANTS = (
         "Dual",
     ),
     Planted(
-        *("threads share a rendezvous", LOCK, "data/pipeline.py"),
+        *("threads share a rendezvous", LOCK, "batches/pipeline.py"),
         "        run_operations_as_kernels()\n",
         "",
         "Threads",

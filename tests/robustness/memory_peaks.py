@@ -65,8 +65,8 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
     # Imported here, because TensorFlow takes seconds.
     import tensorflow as tf
 
+    from myxtts.batches.plan import Pass
     from myxtts.commands import train
-    from myxtts.data.batch_plan import Pass
     from myxtts.preflight.checks import Report
     from myxtts.preflight.trial import HEADROOM, Trial, check_model
     from myxtts.throughput.measure import train_steps

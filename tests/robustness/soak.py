@@ -41,7 +41,7 @@ from myxtts.base.errors import TrainingError
 from myxtts.base.files import check_writable, make_folder, write_json
 from myxtts.base.processes import ChildProcess, ProgramSpec
 from myxtts.commands.parser import bounded
-from myxtts.data.demo_corpus import make_demo_corpus
+from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.devicefeed.errors import PlacementError
 from tests.robustness.heap import EVERY_S
 from tests.robustness.slope import Slope, fit

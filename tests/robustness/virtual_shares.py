@@ -276,7 +276,7 @@ def time_all(argv: str, channels: int, jobs: Sequence[Job]) -> dict[Job, tuple[f
     """
     from dataclasses import replace
 
-    from myxtts.data.batch_plan import Pass
+    from myxtts.batches.plan import Pass
     from myxtts.throughput import measure
 
     times = {}

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.threads import mixed_up
-from myxtts.data.reading import rows_from_files
+from myxtts.batches.reading import rows_from_files
 from tests.sine_corpus import write_corpus
 
 # Of GPU 3; TensorFlow leaves 225 MiB of it to the system.

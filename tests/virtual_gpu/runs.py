@@ -24,10 +24,10 @@ from fakes.toy_models import toy_models
 from myxtts.audio.format import frame_count
 from myxtts.base.console import report_errors
 from myxtts.base.tf_internals import device_memory_mib
+from myxtts.batches.pipeline import Pipeline
+from myxtts.batches.plan import Pass
 from myxtts.commands import train
 from myxtts.config.schema import PlacementConfig
-from myxtts.data.batch_plan import Pass
-from myxtts.data.pipeline import Pipeline
 from myxtts.devicefeed.upload import Source
 from myxtts.placement import devices
 from myxtts.placement.routes import plan_routes
@@ -194,7 +194,7 @@ class Limits(unittest.TestCase):
 
 class Threads(unittest.TestCase):
     def test_operations_of_threads_get_their_own_results(self):
-        with mock.patch("myxtts.data.pipeline.make_reader"):
+        with mock.patch("myxtts.batches.pipeline.make_reader"):
             Pipeline(mock.Mock(), [], mock.Mock(), mock.MagicMock(), seed=0, cache_folder=None)
         self.assertEqual(mixed_up("/GPU:0", 50), 0)
 

@@ -23,10 +23,10 @@ import numpy as np
 import soundfile
 import soxr
 
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
 from myxtts.config.schema import AugmentationConfig
-from myxtts.data.audio_file import read_wave
 from utilities.human.corpora import read_tables, write_tables
 
 SHOUTED, SHOUT_SEMITONES = 0.2, (2.0, 5.0)
@@ -86,7 +86,7 @@ def augmented(wave: np.ndarray, settings: AugmentationConfig, source) -> np.ndar
     """Distort a wave as training does, by numbers that `source` draws."""
     import tensorflow as tf
 
-    from myxtts.audio.augmentation import augment
+    from myxtts.tasks.augmentation import augment
 
     seed = tf.constant(source.integers(2**31, size=2), tf.int32)
     row = tf.constant(wave[None], tf.float32)

@@ -30,11 +30,11 @@ import numpy as np
 import soundfile
 import soxr
 
+from myxtts.audio.audio_file import read_header, read_wave
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_whole
-from myxtts.data.audio_file import read_header, read_wave
 from utilities.human.corpora import OUT, TABLES, Row, read_tables
 
 LENGTHS_S = 2.0, 9.0

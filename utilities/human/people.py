@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import scipy.signal
 
+from myxtts.audio.audio_file import read_header, read_wave, write_wav
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_whole
-from myxtts.data.audio_file import read_header, read_wave, write_wav
 from utilities.human.corpora import CORPORA, OUT, TABLES, Row, read_tables, write_tables
 from utilities.human.degrade import NOISE, ROOM, augmented
 

@@ -13,14 +13,14 @@ import numpy as np
 import soundfile
 import soxr
 
+from myxtts.audio import audio_file
+from myxtts.audio.audio_file import REFERENCE, read_pcm, read_recording
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
-from myxtts.data import audio_file
-from myxtts.data.audio_file import REFERENCE, read_pcm, read_recording
-from myxtts.data.inspection import inspect_corpus
-from myxtts.data.manifest import LengthRule, build_manifest
-from myxtts.data.metadata_file import read_corpus
-from myxtts.data.rows import RowTuple
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.rows import RowTuple
+from myxtts.extras.inspect.inspection import inspect_corpus
 from tests.robustness.cases import Case, Lab
 
 RATE_HZ = 22_050

@@ -9,9 +9,9 @@ import numpy as np
 import soundfile
 
 from myxtts.config.schema import DataConfig
-from myxtts.data.manifest import LengthRule, build_manifest
-from myxtts.data.metadata_file import read_corpus
-from myxtts.data.rows import Rows
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.rows import Rows
 from tests.robustness.cases import Case, Lab, warnings
 
 GOOD, TABLE = "20 rows", "data.csv"

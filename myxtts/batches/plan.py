@@ -20,8 +20,8 @@ import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.base.errors import ConfigError
-from myxtts.data.manifest import Manifest
-from myxtts.data.texts import TeacherRows
+from myxtts.corpus.manifest import Manifest
+from myxtts.corpus.texts import TeacherRows
 
 # So the costs in `bucket_bounds`, a square table of float64, take at most 512 KiB.
 CANDIDATES = 256

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from myxtts.audio.audio_file import clipped
 from myxtts.audio.k_weighting import loudness
 
 FRAME_S, HOP_S = 0.032, 0.010
@@ -31,8 +32,6 @@ BANDS_HZ = 100.0, 7_000.0
 SHAPE_BANDS, SHAPE_SLICES = 12, 16
 VOICE_BANDS, CEPSTRA = 20, 12
 MIN_S = 0.2
-# More of the samples in flat peaks is heard.
-MAX_CLIPPED = 0.005
 
 
 class Quality(NamedTuple):
@@ -130,14 +129,6 @@ def bandwidth(power: np.ndarray, rate_hz: int) -> float:
     peaks = np.convolve(np.percentile(power, 97, axis=0), np.ones(5) / 5, "same")
     reached = np.flatnonzero(peaks > peaks.max() * 10 ** (-BANDWIDTH_DB / 10))
     return float(reached[-1] + 1 if len(reached) else 0) * rate_hz / 2 / len(peaks)
-
-
-def clipped(wave: np.ndarray) -> float:
-    count = 0
-    for half in (wave, -wave):
-        is_peak = half > 0.995 * max(half.max(), 1e-4)
-        count += (is_peak[2:] & is_peak[1:-1] & is_peak[:-2]).sum()
-    return float(count / len(wave))
 
 
 def end_level(wave: np.ndarray, rate_hz: int) -> float:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from myxtts.base.errors import DataError, check_packages
 from myxtts.base.files import cached_folder, file_stamp
-from myxtts.data.audio_folder import suffix_of
-from myxtts.data.rows import CorpusOptions, Layout
-from myxtts.data.tables import COLUMN_NAMES, JSON, Table, meanings, row_of
+from myxtts.corpus.audio_folder import suffix_of
+from myxtts.corpus.rows import CorpusOptions, Layout
+from myxtts.corpus.tables import COLUMN_NAMES, JSON, Table, meanings, row_of
 
 BATCH_ROWS = 64
 

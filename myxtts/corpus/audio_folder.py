@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from myxtts.audio.ffmpeg import FFMPEG_SUFFIXES
 from myxtts.base.errors import DataError
-from myxtts.data.ffmpeg import FFMPEG_SUFFIXES
-from myxtts.stores import member_of
+from myxtts.base.members import member_of
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", *FFMPEG_SUFFIXES)
 # So named by LJSpeech, Piper, others and Common Voice.

@@ -18,11 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
-from myxtts.base.errors import DataError
-from myxtts.base.files import FileStamp, file_stamp, write_csv, write_whole
-from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import (
+from myxtts.audio.audio_file import (
     TRIMMED_S,
     WHOLE,
     AudioHeader,
@@ -33,8 +29,12 @@ from myxtts.data.audio_file import (
     resampled_length,
     speech_span,
 )
-from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple, shortened
-from myxtts.stores import is_url, member_of
+from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.base.errors import DataError
+from myxtts.base.files import FileStamp, file_stamp, write_csv, write_whole
+from myxtts.base.members import is_url, member_of
+from myxtts.config.schema import DataConfig
+from myxtts.corpus.rows import RejectedRow, Row, Rows, RowTuple, shortened
 from myxtts.text.frontend import TextFrontend, read_lexicon
 from myxtts.text.languages import canonical_code, canonical_name
 from myxtts.text.named import ADVICE

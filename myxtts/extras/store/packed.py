@@ -22,8 +22,9 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.base.errors import DataError
+from myxtts.base.members import INDEX, Member, base_of, is_url
 from myxtts.config.schema import DataConfig, flag_of
-from myxtts.data.manifest import (
+from myxtts.corpus.manifest import (
     CHUNK_ROWS,
     LengthRule,
     Manifest,
@@ -32,14 +33,12 @@ from myxtts.data.manifest import (
     flat_indices,
     text_fault,
 )
-from myxtts.data.parquet import load_pyarrow
-from myxtts.data.rows import RejectedRow, Row, Rows, shortened
-from myxtts.stores import Member, base_of, is_url
+from myxtts.corpus.rows import CorpusOptions, RejectedRow, Row, Rows, shortened
+from myxtts.extras.store.parquet import load_pyarrow
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 
-INDEX = "index.arrow"
 METADATA = b"myxtts-2"  # format, and key of a JSON object: reading_of, and espeakng_loader
 NO_SYMBOLS = ("", "<begin>", "<end>")
 
@@ -74,12 +73,13 @@ class Column(Sequence[str]):
             yield from self[first : first + CHUNK_ROWS]
 
 
-def read_packed(path: Path) -> Rows | None:
+def read_packed(options: CorpusOptions) -> Rows | None:
     """Return the rows of a packed corpus by its folder; None for another corpus."""
-    if not (path / INDEX).exists():
+    index = options.path / INDEX
+    if not index.exists():
         return None
-    rows = PackedRows(path / INDEX)
-    return Rows(path / INDEX, path, rows, form=f"packed in {rows.base}: {len(rows)} rows")
+    rows = PackedRows(index)
+    return Rows(index, options.path, rows, form=f"packed in {rows.base}: {len(rows)} rows")
 
 
 class PackedRows(Sequence[Row]):

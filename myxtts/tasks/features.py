@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts import batch
-from myxtts.audio.augmentation import augment, perturb_speed
 from myxtts.audio.excitation import pulse_phasor
 from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, frame_count
 from myxtts.audio.loudness import with_loudness
@@ -18,8 +17,9 @@ from myxtts.audio.pitch import f0
 from myxtts.base.portable_ops import float32_matmul, fold_in, indices, on_host, stateless_uniform
 from myxtts.batch import CONTEXT_FRAMES, TEXT
 from myxtts.config.schema import AugmentationConfig
-from myxtts.data.texts import teacher_row_count
+from myxtts.corpus.texts import teacher_row_count
 from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
+from myxtts.tasks.augmentation import augment, perturb_speed
 
 VTLP_COSINES = 9
 NO_AUGMENTATION = AugmentationConfig()

@@ -8,18 +8,19 @@ from itertools import chain
 from pathlib import Path
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.base.members import member_of, read_member
+from myxtts.batches.corpora import Corpus
+from myxtts.batches.pcm_cache import open_cache, rows_from_cache
+from myxtts.batches.plan import Pass, PlannedBatch, planned_batches
+from myxtts.batches.reading import ReadBatches, Reader, rows_from_files, rows_from_members
+from myxtts.batches.shard_cache import ShardCache
 from myxtts.config.schema import Config, DataConfig
-from myxtts.data.batch_plan import Pass, PlannedBatch, planned_batches
-from myxtts.data.dataset import Corpus
-from myxtts.data.manifest import Manifest
-from myxtts.data.pcm_cache import open_cache, rows_from_cache
-from myxtts.data.reading import ReadBatches, Reader, rows_from_files, rows_from_members
+from myxtts.corpus.manifest import Manifest
 from myxtts.devicefeed.contract import FeatureExtractor, Field
 from myxtts.devicefeed.feed import Feed
 from myxtts.devicefeed.internals import run_operations_as_kernels
 from myxtts.devicefeed.producer import Producer, ReplicaBatches, ReplicaFeed
 from myxtts.devicefeed.routes import Route
-from myxtts.stores import ShardCache, member_of, read_member
 
 
 @dataclass(frozen=True)

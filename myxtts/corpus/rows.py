@@ -7,7 +7,7 @@ entry-point group `myxtts.corpora`.
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,9 +105,6 @@ class Layout(NamedTuple):
     metadata: Path
     rows: Sequence[Row | RejectedRow]
     folders: Sequence[Path]
-
-
-LayoutReader = Callable[[CorpusOptions], Layout | None]
 
 
 def shortened(text: str) -> str:

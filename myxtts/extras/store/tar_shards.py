@@ -13,10 +13,11 @@ from typing import Any
 
 from myxtts.base.errors import DataError
 from myxtts.base.files import decode_text
-from myxtts.data.audio_folder import suffix_of
-from myxtts.data.rows import CorpusOptions, Layout
-from myxtts.data.tables import COLUMN_NAMES, decompressed, objects_of, row_of, table_of
-from myxtts.stores import Member, Store, base_of, is_url, open_store
+from myxtts.base.members import Member, base_of, is_url, store_of
+from myxtts.corpus.audio_folder import suffix_of
+from myxtts.corpus.rows import CorpusOptions, Layout
+from myxtts.corpus.tables import COLUMN_NAMES, decompressed, objects_of, row_of, table_of
+from myxtts.extras.store.stores import Store
 
 
 def read_tar_shards(options: CorpusOptions) -> Layout | None:
@@ -25,14 +26,14 @@ def read_tar_shards(options: CorpusOptions) -> Layout | None:
     if not os.path.isdir(folder):
         return None
     base = base_of(folder)
-    files = open_store(base).list() if is_url(base) else os.listdir(folder)
+    files = store_of(base).list() if is_url(base) else os.listdir(folder)
     names = [name for name in files if "/" not in name]
     tars = sorted(name for name in names if name.endswith(".tar"))
     cuts = sorted(name for name in names if name.startswith("cuts.") and ".jsonl" in name)
     lists = sorted({name for name in names if name.endswith((".json", ".jsonl"))}.difference(cuts))
     if not tars:
         return None
-    store = open_store(base)
+    store = store_of(base)
     if cuts:
         recordings = [name for name in tars if name.startswith("recording.")]
         form, entries = "Lhotse Shar", _shar(store, cuts, recordings)

@@ -30,14 +30,16 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
+from myxtts.audio.audio_file import WHOLE, open_audio, open_sound, read_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.base.files import make_folder
+from myxtts.base.members import is_url, member_of, store_of
+from myxtts.batches.corpora import check_languages
 from myxtts.config.flags import with_values
 from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS, Config
-from myxtts.data.audio_file import WHOLE, open_audio, open_sound, read_pcm
-from myxtts.data.dataset import check_languages
-from myxtts.data.manifest import (
+from myxtts.corpus.layouts import read_as_configured
+from myxtts.corpus.manifest import (
     CHUNK_ROWS,
     LengthRule,
     Manifest,
@@ -46,11 +48,10 @@ from myxtts.data.manifest import (
     frontend_of,
     report_rejected,
 )
-from myxtts.data.metadata_file import read_as_configured
-from myxtts.data.packed import INDEX, METADATA, NO_SYMBOLS, PackedRows, reading_of
-from myxtts.data.parquet import load_pyarrow
-from myxtts.data.rows import Row
-from myxtts.stores import Store, is_url, member_of, open_store
+from myxtts.corpus.rows import Row
+from myxtts.extras.store.packed import INDEX, METADATA, NO_SYMBOLS, PackedRows, reading_of
+from myxtts.extras.store.parquet import load_pyarrow
+from myxtts.extras.store.stores import Store
 from myxtts.text import espeak
 
 # How many frames a text needs depends on the task, and is checked in training.
@@ -68,7 +69,7 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
     """
     if not is_url(out):
         make_folder(Path(out), "--out")
-    store = open_store(out)
+    store = store_of(out)
     if store.version(INDEX):
         raise DataError(f"{out} already holds a packed corpus. Give another --out, or remove it.")
     data, needs_text = config.data, config.model.task != "vocoder"
@@ -108,7 +109,7 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
 
 def join(out: str) -> None:
     """Join the indices of all slices of a packed corpus; raise DataError if that is impossible."""
-    store = open_store(out)
+    store = store_of(out)
     slices = [found for found in map(SLICE.fullmatch, store.list()) if found]
     with tempfile.TemporaryDirectory() as folder:
         indices = [PackedRows(store.fetch(found[0], Path(folder, found[0]))) for found in slices]

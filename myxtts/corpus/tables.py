@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from myxtts.base.errors import DataError
 from myxtts.base.files import decode_text
-from myxtts.data import audio_folder
-from myxtts.data.audio_folder import suffix_of
-from myxtts.data.rows import (
+from myxtts.corpus import audio_folder
+from myxtts.corpus.audio_folder import suffix_of
+from myxtts.corpus.rows import (
     METADATA,
     CorpusOptions,
     Layout,

@@ -12,11 +12,11 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
+from myxtts.audio.audio_file import read_pcm
 from myxtts.base.errors import DataError
 from myxtts.base.files import FileStamp, file_stamp, locked_file
-from myxtts.data.audio_file import read_pcm
-from myxtts.data.manifest import DIGEST_BYTES, Manifest
-from myxtts.data.reading import ReadRows, rows_by_numpy
+from myxtts.batches.reading import ReadRows, rows_by_numpy
+from myxtts.corpus.manifest import DIGEST_BYTES, Manifest
 
 # Limits the memory if the disk is slower than the decoding.
 CHUNK_UTTERANCES = 256

@@ -21,12 +21,11 @@ import numpy as np
 import soundfile
 import soxr
 
+from myxtts.audio.ffmpeg import libsndfile_path
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.quality import MAX_CLIPPED, clipped
 from myxtts.base.errors import DataError
 from myxtts.base.files import LFS_POINTER, attach_path_to_errors
-from myxtts.data.ffmpeg import libsndfile_path
-from myxtts.stores import member_of, read_member
+from myxtts.base.members import member_of, read_member
 
 # Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.
 NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
@@ -605,3 +604,15 @@ def wav_header(data_bytes: int = STREAMED_BYTES) -> bytes:
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, STREAMED_BYTES)
     form = b"fmt ", len(NATIVE_FORMAT), NATIVE_FORMAT
     return struct.pack("<4sI4s4sI16s4sI", b"RIFF", riff_bytes, b"WAVE", *form, b"data", data_bytes)
+
+
+# More of the samples in flat peaks is heard.
+MAX_CLIPPED = 0.005
+
+
+def clipped(wave: np.ndarray) -> float:
+    count = 0
+    for half in (wave, -wave):
+        is_peak = half > 0.995 * max(half.max(), 1e-4)
+        count += (is_peak[2:] & is_peak[1:-1] & is_peak[:-2]).sum()
+    return float(count / len(wave))

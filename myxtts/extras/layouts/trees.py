@@ -8,8 +8,8 @@ from html import unescape
 from pathlib import Path
 from typing import NamedTuple
 
-from myxtts.data.audio_folder import AudioFolder, files_below
-from myxtts.data.rows import (
+from myxtts.corpus.audio_folder import AudioFolder, files_below
+from myxtts.corpus.rows import (
     CorpusOptions,
     Layout,
     RejectedRow,
@@ -18,7 +18,7 @@ from myxtts.data.rows import (
     malformed,
     without_capitals,
 )
-from myxtts.data.tables import read_table, read_text
+from myxtts.corpus.tables import read_table, read_text
 
 VCTK_AUDIO = (
     "wav48_silence_trimmed/{0}/{1}_mic1.flac",

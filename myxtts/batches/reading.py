@@ -11,17 +11,17 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm, read_wave
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import with_loudness
 from myxtts.base.errors import DataError
+from myxtts.base.members import Member, member_of, read_member, read_members
 from myxtts.batch import TEXT
+from myxtts.batches.plan import PlannedBatch
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm, read_wave
-from myxtts.data.batch_plan import PlannedBatch
-from myxtts.data.manifest import Manifest
+from myxtts.corpus.manifest import Manifest
 from myxtts.devicefeed.contract import Batch, Field
 from myxtts.devicefeed.upload import Uploader
-from myxtts.stores import Member, member_of, read_member, read_members
 
 ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
 

@@ -1,7 +1,7 @@
 """Reads the metadata of a corpus: the audio file, text, speaker and language of each row.
 
-The first of the plug-ins and LAYOUTS that takes a corpus reads it. A folder of audio needs no
-metadata for a task that needs no texts. docs/guides/data.md lists all forms.
+The first reader of the group `corpora` (`base/plugins`) that takes a corpus reads it. A folder of
+audio needs no metadata for a task that needs no texts. docs/guides/data.md lists all forms.
 """
 
 import csv
@@ -11,22 +11,19 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 
+from myxtts.base import plugins
 from myxtts.base.errors import DataError
+from myxtts.base.members import is_url, member_of, stand_in
 from myxtts.config.schema import DataConfig
-from myxtts.data import audio_folder
-from myxtts.data.audio_folder import AudioFolder, suffix_of
-from myxtts.data.corpus_trees import read_kaldi, read_tree
-from myxtts.data.packed import INDEX, read_packed
-from myxtts.data.parquet import read_parquet
-from myxtts.data.rows import (
+from myxtts.corpus import audio_folder
+from myxtts.corpus.audio_folder import AudioFolder, suffix_of
+from myxtts.corpus.rows import (
     CorpusOptions,
     Layout,
-    LayoutReader,
     RejectedRow,
     Row,
     Rows,
@@ -34,12 +31,9 @@ from myxtts.data.rows import (
     shortened,
     with_values,
 )
-from myxtts.data.tables import FORMATS, read_table
-from myxtts.data.tar_shards import read_tar_shards
-from myxtts.stores import is_url, member_of, stand_in
+from myxtts.corpus.tables import FORMATS
 from myxtts.text.languages import canonical_name
 
-PLUGINS = "myxtts.corpora"
 RANK_BYTES = 16
 
 log = logging.getLogger(__name__)
@@ -99,14 +93,14 @@ def read_corpus(
     if root is not None and not os.path.isdir(root):
         raise DataError(f"--audio-root {root} does not exist. Give the folder of the audio files.")
     # A local folder stands for an object store.
-    path = stand_in(str(corpus), INDEX) if is_url(corpus) else Path(corpus)
+    path = stand_in(str(corpus)) if is_url(corpus) else Path(corpus)
     if not os.path.exists(path):
         raise DataError(f"the corpus {path} does not exist in {Path.cwd()}. {FORMATS}")
-    if (packed := read_packed(path)) is not None:
-        return packed
     options = CorpusOptions(path, language, root, needs_text, preferred, columns)
-    readers = [*_plugins(), *LAYOUTS]
+    readers = plugins.load("corpora")
     layout = next((layout for reader in readers if (layout := reader(options))), None)
+    if isinstance(layout, Rows):
+        return layout
     if layout is None:
         raise DataError(f"the corpus folder {path} has no metadata.csv or other layout. {FORMATS}")
     usable = [row for row in layout.rows if isinstance(row, Row)]
@@ -119,19 +113,6 @@ def read_corpus(
     place = f"{len(usable)} rows in {layout.metadata}; audio in {folder.path}"
     form = f"{layout.form}; {place}: {_count_formats(usable)}"
     return Rows(layout.metadata, folder.path, RowTuple(usable), rejected, form)
-
-
-def _plugins() -> list[LayoutReader]:
-    readers = []
-    for point in entry_points(group=PLUGINS):
-        try:
-            readers.append(point.load())
-        except Exception as error:
-            raise DataError(
-                f"the layout {point.name!r} ({point.value}), which a package has added to"
-                f" {PLUGINS}, cannot be loaded: {error}. Update or remove the package."
-            ) from error
-    return readers
 
 
 def _audio_folder(layout: Layout, rows: Sequence[Row]) -> AudioFolder:
@@ -227,7 +208,7 @@ def _count_formats(rows: Sequence[Row]) -> str:
     return ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
 
 
-def _read_folder(options: CorpusOptions) -> Layout | None:
+def read_folder(options: CorpusOptions) -> Layout | None:
     """Read the audio files in and below a folder; subfolders name the speakers."""
     folder = options.path
     if options.needs_text or not os.path.isdir(folder):
@@ -246,6 +227,3 @@ def _read_folder(options: CorpusOptions) -> Layout | None:
             f" ({', '.join(audio_folder.SUFFIXES)}). Give audio files or a metadata file."
         )
     return Layout("audio files without metadata", folder, rows, [folder])
-
-
-LAYOUTS = (read_table, read_kaldi, read_parquet, read_tree, read_tar_shards, _read_folder)

@@ -12,10 +12,11 @@ import numpy as np
 
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import make_folder
+from myxtts.batches.plan import Plan, bucket_bounds
 from myxtts.config.schema import Config
-from myxtts.data.batch_plan import Plan, bucket_bounds
-from myxtts.data.demo_corpus import make_demo_corpus
-from myxtts.data.manifest import (
+from myxtts.corpus.demo_corpus import make_demo_corpus
+from myxtts.corpus.layouts import leave_out, read_rows
+from myxtts.corpus.manifest import (
     UNKNOWN_LANGUAGE,
     UNKNOWN_SYMBOL,
     LengthRule,
@@ -25,9 +26,8 @@ from myxtts.data.manifest import (
     frontend_of,
     report_rejected,
 )
-from myxtts.data.metadata_file import leave_out, read_rows
-from myxtts.data.rows import RejectedRow, Row, Rows, RowTuple
-from myxtts.data.texts import TeacherRows, read_lines, read_texts, teacher_row_count
+from myxtts.corpus.rows import RejectedRow, Row, Rows, RowTuple
+from myxtts.corpus.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.text import espeak, normalisers
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of

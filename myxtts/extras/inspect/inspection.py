@@ -18,15 +18,15 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from myxtts.audio.audio_file import MAX_CLIPPED, WHOLE, read_sound
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.quality import MAX_CLIPPED, Quality, measure
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_csv
 from myxtts.config.schema import DataConfig
-from myxtts.data.audio_file import WHOLE, read_sound
-from myxtts.data.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
-from myxtts.data.metadata_file import read_rows
-from myxtts.data.rows import RejectedRow, Rows
+from myxtts.corpus.layouts import read_rows
+from myxtts.corpus.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
+from myxtts.corpus.rows import RejectedRow, Rows
+from myxtts.extras.inspect.quality import Quality, measure
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH, TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of
 

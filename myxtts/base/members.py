@@ -1,0 +1,94 @@
+"""Files within tar files, by an address that is used like the name of a file:
+
+FOLDER/shard.tar@BEGIN+SIZE/NAME, where FOLDER may be the URL of a store
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from myxtts.base import plugins
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import cached_folder
+
+# Objects that are read at the same time: they mostly wait for the network.
+THREADS = 32
+INDEX = "index.arrow"  # the rows of a packed corpus
+ORIGIN = "origin.txt"  # in a folder that stands for a URL
+_MEMBER = re.compile(r"(?s)(.+\.tar)@(\d+)\+(\d+)/(.*)")
+
+
+def is_url(name: object) -> bool:
+    return "://" in str(name)
+
+
+class Member(NamedTuple):
+    """A file within a tar file: where its bytes are, and its name there."""
+
+    tar: str
+    begin: int
+    size: int
+    name: str
+
+    @property
+    def address(self) -> str:
+        return f"{self.tar}@{self.begin}+{self.size}/{self.name}"
+
+
+def member_of(path: str) -> Member | None:
+    """Return what an address says; None for the name of a file."""
+    # Of a million names of files, few are addresses.
+    found = _MEMBER.fullmatch(path) if ".tar@" in path else None
+    return found and Member(found[1], int(found[2]), int(found[3]), found[4])
+
+
+@cache
+def store_of(base: str) -> Any:
+    """Return the store of a folder or a URL, which the first plug-in that takes it opens."""
+    for open_store in plugins.load("stores"):
+        if (store := open_store(base)) is not None:
+            return store
+    raise ConfigError(f"{base} cannot be opened: no package for its kind of store is installed.")
+
+
+def read_member(member: Member) -> bytes:
+    folder, _, name = member.tar.rpartition("/")
+    return store_of(folder or "/").read(name, member.begin, member.size)
+
+
+def read_members(
+    members: Sequence[Member], read: Callable[[Member], bytes] = read_member
+) -> list[bytes]:
+    """Return the bytes of some members, which are read at the same time."""
+    return [*_threads().map(read, members)]
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    # They stay until the process ends, unlike threads whose name begins with that of the package.
+    return ThreadPoolExecutor(THREADS, "store")
+
+
+def stand_in(url: str) -> Path:
+    """Return a folder of the user's cache for a store: ORIGIN has the URL, and there is a copy of
+    INDEX, as it is now, if it exists. Other processes of the host use the same folder.
+    """
+    url = url.rstrip("/")
+    store = store_of(url)
+    version = store.version(INDEX)
+
+    def copy(folder: Path) -> None:
+        (folder / ORIGIN).write_text(url)
+        if version is not None:
+            store.fetch(INDEX, folder / INDEX)
+
+    return cached_folder("stores", [url, version], copy)
+
+
+def base_of(folder: Path) -> str:
+    """Return the URL that a folder stands for, or the folder itself."""
+    origin = folder / ORIGIN
+    return origin.read_text() if origin.exists() else str(folder.absolute())

@@ -1,0 +1,65 @@
+"""The door: where the program finds what it can do without, its own extras and packages of others.
+
+A group has names and objects, which are imported when they are used. GROUPS has ours; an installed
+package adds its own as entry points of `myxtts.GROUP`. An extra whose folder was removed is left
+out.
+
+    corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout
+    stores     open(url) -> Store, or None for a URL that another one opens
+"""
+
+import logging
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from myxtts.base.errors import ConfigError
+
+# The first object of a group that takes something is used: packages of others come before these.
+GROUPS: dict[str, dict[str, str]] = {
+    "corpora": {
+        "packed": "myxtts.extras.store.packed:read_packed",
+        "table": "myxtts.corpus.tables:read_table",
+        "kaldi": "myxtts.extras.layouts.trees:read_kaldi",
+        "parquet": "myxtts.extras.store.parquet:read_parquet",
+        "tree": "myxtts.extras.layouts.trees:read_tree",
+        "tar_shards": "myxtts.extras.store.tar_shards:read_tar_shards",
+        "audio": "myxtts.corpus.layouts:read_folder",
+    },
+    "stores": {"obstore": "myxtts.extras.store.stores:open_store"},
+}
+
+log = logging.getLogger(__name__)
+
+
+def load(group: str) -> Iterator[Any]:
+    """Yield the objects of a group. Raises ConfigError if one of a package cannot be imported."""
+    for point in _points(group).values():
+        try:
+            yield point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"{point.name!r} ({point.value}), which a package has added to {point.group},"
+                f" cannot be loaded: {error}. Update or remove the package."
+            ) from error
+
+
+def _points(group: str) -> dict[str, EntryPoint]:
+    entries = f"myxtts.{group}"
+    own = {
+        name: EntryPoint(name, value, entries)
+        for name, value in GROUPS[group].items()
+        if _is_there(value.partition(":")[0])
+    }
+    others = {point.name: point for point in entry_points(group=entries)}
+    for name in own.keys() & others.keys():
+        log.warning("%s of %s is ignored: it has the name of a built-in one", others[name], entries)
+    return {name: point for name, point in others.items() if name not in own} | own
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -16,11 +16,13 @@ import numpy as np
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.batches.corpora import corpus_folder
-from myxtts.evaluation.held_out import Utterance, align_utterances, load_held_out, load_utterances
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.placement.devices import configure_default
+from myxtts.tasks import loading
+from myxtts.tasks.evaluation.held_out import Utterance, load_held_out
+from myxtts.tasks.tts.utterances import align_utterances, load_utterances
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.runs import TrainedRun
 
 TOLERANCE_MS = 20.0
 # Persian vowels have it in the phonemes of the text, but not in the synthesizer's events.
@@ -173,7 +175,7 @@ def run_figures(run: Path, count: int) -> tuple[dict[str, float], str]:
             " corpus of utilities/make_demo_corpus.py."
         )
     route = configure_default().routes[0]
-    network = trained.load_network(route.model, "tts")
+    network = loading.load_network(trained, route.model, "tts")
     utterances, batches = load_utterances(network, corpus, route, run, count)
     utterances = align_utterances(network, utterances, batches, route.model)
     return alignment_figures(utterances, alignments, trained.record.vocabulary.symbols)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.copies import called_graph
-from myxtts.training.state import TrainingState
+from myxtts.run.state import TrainingState
 
 MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 

@@ -13,17 +13,20 @@ from myxtts.audio.vocoder import GriffinLim
 from myxtts.batches.corpora import Corpus
 from myxtts.batches.pipeline import Pipeline
 from myxtts.batches.plan import Pass
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.schema import Config
 from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.devicefeed.routes import Placement, Route
-from myxtts.evaluation.held_out import MeasuredCorpus, Utterance, load_held_out, load_utterances
-from myxtts.evaluation.speech import predict_mels, vocode_mels
 from myxtts.placement.replicas import make_replicas
+from myxtts.run.schedule import ConstantRates
+from myxtts.run.setup import build_state, configure_devices, make_step, tune
+from myxtts.tasks import loading
+from myxtts.tasks.evaluation.held_out import MeasuredCorpus, Utterance, load_held_out
+from myxtts.tasks.evaluation.speech import vocode_mels
 from myxtts.tasks.registry import task_of
-from myxtts.tasks.tts import synthesis_options
-from myxtts.training.runs import TrainedRun
-from myxtts.training.schedule import ConstantRates
-from myxtts.training.setup import build_state, configure_devices, make_step, tune
+from myxtts.tasks.tts.speech import predict_mels
+from myxtts.tasks.tts.task import synthesis_options
+from myxtts.tasks.tts.utterances import load_utterances
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
@@ -85,7 +88,7 @@ def synthesis_speed(
     measured: MeasuredCorpus, trained: TrainedRun, route: Route, utterances: int, iterations: int
 ) -> dict[str, float]:
     """Return the seconds of computation per second of speech, after one warm-up pass."""
-    network = trained.load_network(route.model, "tts")
+    network = loading.load_network(trained, route.model, "tts")
     loaded, _ = load_utterances(network, measured, route, trained.path, utterances)
     options = synthesis_options(measured.config.model)
 

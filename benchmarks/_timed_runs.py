@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from myxtts.base.errors import ConfigError
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.report.metrics import read_metrics
 
 RUNS = Path("runs")

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.base.console import report_errors
 from myxtts.base.errors import TrainingError
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 
 SHAPES = ("16x300x40", "16x600x90", "16x900x160")
 NO_LAUNCH = {"parameter", "get-tuple-element", "tuple", "constant", "bitcast", "after-all"}
@@ -84,7 +84,7 @@ def shape(text: str) -> str:
 
 def implementations(tf) -> dict[str, Callable]:
     """Return the implementations by name; the first is the reference."""
-    from myxtts.models import alignment
+    from myxtts.tasks.tts import alignment
 
     def by_blocks(frames):
         def search(*arguments):
@@ -185,7 +185,7 @@ def counted(bodies: dict, name: str, frames: int) -> np.ndarray:
 
 def other_order(tf) -> str:
     """Count the paths that differ if scores are summed from the end, as scans in blocks do."""
-    from myxtts.models.alignment import search_by_frames
+    from myxtts.tasks.tts.alignment import search_by_frames
 
     search = tf.function(search_by_frames, jit_compile=True)
     score, _, _ = random_rows(tf, ASSOCIATION_ROWS, 600, 90, seed=1)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.base.console import report_errors
 from myxtts.base.errors import TrainingError
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.report.metrics import read_metrics
 

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import read_settings, settings_parser
+from myxtts.config.parser import read_settings, settings_parser
 from myxtts.config.schema import Config
 
 TYPICAL = {"batch": 16, "frames": 600, "tokens": 90}  # of a batch
@@ -52,13 +52,13 @@ def _of(copies: list, to_host: bool, in_loop: bool) -> list:
 
 def traced_functions(config: Config) -> dict:
     """Return the concrete functions of a run with these settings by name."""
-    from myxtts.batch import empty_batch
     from myxtts.corpus.manifest import Vocabulary
     from myxtts.devicefeed.producer import trace_produce
     from myxtts.placement.replicas import make_replicas
+    from myxtts.run.setup import build_state, configure_devices, make_step
+    from myxtts.tasks.contract import empty_batch
     from myxtts.tasks.registry import task_of
     from myxtts.text.symbols import SymbolTable
-    from myxtts.training.setup import build_state, configure_devices, make_step
 
     replicas = make_replicas(configure_devices(config).routes)
     vocabulary = Vocabulary(

@@ -49,7 +49,7 @@ from benchmarks._timed_runs import (
     write_figures,
 )
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.corpus.demo_corpus import load_grammar
 
 ROOT = Path(__file__).resolve().parents[1]

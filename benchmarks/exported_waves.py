@@ -16,6 +16,8 @@ import time
 from itertools import chain, cycle, islice
 from pathlib import Path
 
+from myxtts.tasks import loading
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.base.console import report_errors
@@ -41,20 +43,20 @@ def main() -> int:
     from myxtts.audio.format import SAMPLE_RATE_HZ
     from myxtts.audio.vocoder import NetworkVocoder
     from myxtts.base.errors import ConfigError
-    from myxtts.evaluation.metrics import dnsmos
-    from myxtts.synthesis.player_files import (
+    from myxtts.checkpoints.trained_run import TrainedRun
+    from myxtts.extras.export.player_files import (
         held_out_texts,
         load_litert,
         load_onnx,
         speaker_mels,
         voice_graph,
     )
-    from myxtts.synthesis.spoken_text import SCALES, player_ids_of, voice_inputs
+    from myxtts.speak.chunks import SCALES, player_ids_of, voice_inputs
+    from myxtts.tasks.evaluation.metrics import dnsmos
     from myxtts.text.languages import choose_language
-    from myxtts.training.runs import TrainedRun
 
     run = TrainedRun.open(options.run)
-    vocoder = run.select_vocoder(options.vocoder).load("/CPU:0")
+    vocoder = loading.load_vocoder(run.select_vocoder(options.vocoder), "/CPU:0")
     if not isinstance(vocoder, NetworkVocoder):
         raise ConfigError(
             f"The comparison needs the run of a vocoder, but {run.path} would use"

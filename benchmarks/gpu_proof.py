@@ -27,7 +27,7 @@ from benchmarks.proof.section import Section
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import make_folder
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.devicefeed.errors import PlacementError
 

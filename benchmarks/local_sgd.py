@@ -26,9 +26,9 @@ from benchmarks.scaling import pinned
 from myxtts.base.console import report_errors
 from myxtts.base.errors import TrainingError
 from myxtts.base.machine import usable_cores
-from myxtts.commands.parser import bounded
+from myxtts.checkpoints.files import latest, step_of
+from myxtts.config.parser import bounded
 from myxtts.devicefeed.errors import PlacementError
-from myxtts.training.checkpoint_files import latest, step_of
 
 ROOT = Path(__file__).resolve().parents[1]
 WARMSTART_FRACTION = 0.1  # of the steps
@@ -194,10 +194,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(cases: dict[str, list[Path]]) -> dict:
     """Measure the mean of each case's checkpoints on the same held-out utterances, by audio."""
-    from myxtts.evaluation.held_out import load_held_out
-    from myxtts.local_sgd.merge import merge_weights, normalised, read_input
-    from myxtts.local_sgd.verdict import make_evaluator
+    from myxtts.extras.jobs.mean import normalised
+    from myxtts.extras.jobs.merge import merge_weights, read_input
+    from myxtts.extras.jobs.verdict import make_evaluator
     from myxtts.placement import devices
+    from myxtts.tasks.evaluation.held_out import load_held_out
 
     placement = devices.configure_default()
     paths = dict.fromkeys(path for checkpoints in cases.values() for path in checkpoints)

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import loudness, with_loudness
-from myxtts.batches.reading import read_row
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import build_manifest
+from myxtts.corpus.sound import read_row
 
 RECORDINGS = 40  # of each corpus
 RATE_HZ = 48_000  # of the filters in the standard

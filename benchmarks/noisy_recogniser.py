@@ -9,8 +9,8 @@ rates in noise.
 Both have the settings of configs/asr_voice.yaml, a tiny recogniser of one espeak-ng voice; one has
 the augmentation of configs/asr_noisy.yaml in addition. They are measured on the held-out sentences
 as they are, in noise, and in rooms. These noises and rooms are fixed, and of other kinds than those
-of training (myxtts/evaluation/asr.py). P and C are the times in which a batch is produced and a
-step is taken, each stage alone on all cores.
+of training (myxtts/tasks/asr/evaluation.py). P and C are the times in which a batch is produced and
+a step is taken, each stage alone on all cores.
 
 Existing results are reused: the corpus under data/, and the runs under runs/, which continue where
 they were stopped. The minutes are those of the steps, as in benchmarks/vocoder.py: a probe run
@@ -41,9 +41,9 @@ from benchmarks._timed_runs import (
     write_figures,
 )
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
+from myxtts.config.parser import bounded
 from myxtts.config.schema import AugmentationConfig
 
 ROOT = Path(__file__).resolve().parents[1]

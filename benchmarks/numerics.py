@@ -29,7 +29,7 @@ from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import HOP_SAMPLES
 from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 
 # rows, frames, labels, symbols: 5 s, and 19 s of fast speech.
 CTC_SHAPES = ((16, 215, 60, 60), (8, 818, 310, 60))
@@ -105,7 +105,7 @@ def processor_seconds(
 def ctc(options: argparse.Namespace) -> None:
     import tensorflow as tf
 
-    from myxtts.models.ctc import ctc_losses, ctc_losses_by_recursion
+    from myxtts.tasks.asr.ctc import ctc_losses, ctc_losses_by_recursion
 
     def dense(logits, frames, labels, count):
         return tf.nn.ctc_loss(labels, tf.transpose(logits, [1, 0, 2]), count, frames, blank_index=0)
@@ -254,8 +254,8 @@ def step_flops(task: str, size: str) -> float:
     import tensorflow as tf
 
     from benchmarks._flops import contraction_flops
-    from myxtts.models.asr import build_asr
-    from myxtts.models.xtts import build_xtts
+    from myxtts.tasks.asr.network import build_asr
+    from myxtts.tasks.tts.network import build_xtts
 
     frames = round(STEP_SECONDS * 22_050 / 256)
     # Only shapes count.
@@ -330,8 +330,8 @@ def _features_and_targets(waves: list[np.ndarray]) -> tuple[float, list[np.ndarr
 
     from myxtts.audio.mel import log_mel
     from myxtts.audio.pitch import f0
-    from myxtts.models.prosody import target_prosody
-    from myxtts.models.xtts import MEL_MEAN, MEL_STD
+    from myxtts.tasks.layers import MEL_MEAN, MEL_STD
+    from myxtts.tasks.tts.prosody import target_prosody
 
     mels = [log_mel(wave[None]) for wave in waves]
     error = max(mel_error(mel[0].numpy(), wave) for mel, wave in zip(mels, waves, strict=True))

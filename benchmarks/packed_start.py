@@ -27,8 +27,9 @@ from myxtts.audio.audio_file import WHOLE, read_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.members import member_of, read_member, read_members, store_of
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest, frontend_of
 from myxtts.corpus.layouts import hold_out, read_corpus
-from myxtts.corpus.manifest import LengthRule, build_manifest, frontend_of
+from myxtts.corpus.manifest import LengthRule
 from myxtts.extras.store.packed import INDEX, reading_of
 from myxtts.extras.store.packing import index_of, write_index
 

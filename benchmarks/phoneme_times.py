@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 
 if TYPE_CHECKING:
     from benchmarks._boundaries import Phoneme

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.corpus.layouts import read_corpus
 from myxtts.devicefeed.errors import UserError
 
@@ -37,7 +37,7 @@ def main() -> int:
         message = "the referee is swift-f0, which is not installed: pip install swift-f0"
         raise UserError(message) from error
     from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ  # imports TensorFlow
-    from myxtts.evaluation.speech import acoustic_features
+    from myxtts.tasks.evaluation.speech import acoustic_features
 
     referee = SwiftF0()
     print(

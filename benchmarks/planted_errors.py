@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
+from myxtts.tasks import loading
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.corpus.layouts import read_corpus
 from myxtts.text.frontend import symbols_of
 
@@ -39,14 +41,15 @@ def main() -> int:
     parser.add_argument("--recordings", type=bounded(int, 1), default=100, help="at most")
     parser.add_argument("--words", type=bounded(int, 1), default=8, help="of each, at most")
     options = parser.parse_args()
-    from myxtts.evaluation.speech import acoustic_features, token_log_probs  # imports TensorFlow
-    from myxtts.evaluation.word_errors import split_words, word_gains
+    from myxtts.checkpoints.trained_run import TrainedRun
     from myxtts.placement import devices
-    from myxtts.training.runs import TrainedRun
+    from myxtts.tasks.evaluation.speech import acoustic_features
+    from myxtts.tasks.tts.speech import token_log_probs
+    from myxtts.tasks.tts.word_errors import split_words, word_gains
 
     device = devices.configure_default().routes[0].model
     trained = TrainedRun.open(options.run, options.checkpoint)
-    network = trained.load_network(device, "tts")
+    network = loading.load_network(trained, device, "tts")
     vocabulary, frontend = trained.record.vocabulary, trained.record.settings.data.text_frontend
     read = read_corpus(options.corpus, "en")
     untouched, planted, lengths_ms = [], [], []
@@ -81,7 +84,7 @@ def main() -> int:
 
 def word_samples(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> list[tuple[int, int]]:
     """Return the first sample of each word, and of what follows it, on the likeliest path."""
-    from myxtts.evaluation.word_errors import word_paths
+    from myxtts.tasks.tts.word_errors import word_paths
 
     until, since = word_paths(log_probs, words)
     cuts = HOP_SAMPLES * (until + since).argmax(axis=0)[1:-1]
@@ -89,7 +92,7 @@ def word_samples(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> list[tup
 
 
 def print_rates(untouched: np.ndarray, planted: np.ndarray, lengths_ms: np.ndarray) -> None:
-    from myxtts.evaluation.word_errors import MIN_GAINS
+    from myxtts.tasks.tts.word_errors import MIN_GAINS
 
     print(
         f"{len(untouched)} recordings, {len(planted)} words of each kind; thresholds {MIN_GAINS}\n"

@@ -131,7 +131,7 @@ def main() -> int:
     if options.run is None:
         inspection = inspect_corpus(data)
     else:
-        from myxtts.evaluation.forced_alignment import inspect_with_run  # imports TensorFlow
+        from myxtts.extras.inspect.with_run import inspect_with_run
 
         inspection = inspect_with_run(data, options.run)
     print(inspection.table(), end="\n\n")

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import soundfile
 
 from myxtts.audio.audio_file import read_pcm
-from myxtts.commands.parser import bounded
 from myxtts.config.load import load
+from myxtts.config.parser import bounded
 
 FORMATS = ("wav", "flac")
 REFERENCE_SAMPLES = 66_150  # 3 s
@@ -88,8 +88,8 @@ def measure(corpus: Path, arguments: argparse.Namespace, deterministic: bool) ->
     """Return milliseconds per batch and the digest of all batches."""
     import tensorflow as tf
 
-    from myxtts.batch import TTS_INPUTS
     from myxtts.batches import reading
+    from myxtts.batches.contract import TTS_INPUTS
     from myxtts.batches.corpora import load_corpora
     from myxtts.batches.plan import Pass, planned_batches
     from myxtts.batches.reading import Reader

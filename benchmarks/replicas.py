@@ -95,7 +95,7 @@ def configure(replicas: int, options: argparse.Namespace) -> list[str]:
 
     from myxtts.config.schema import PlacementConfig
     from myxtts.placement import devices
-    from myxtts.placement.routes import plan_routes
+    from myxtts.placement.settings import plan_routes
 
     simulated = {} if options.gpus else {"simulate_gpus": options.simulate_gpus or replicas}
     placement = plan_routes(
@@ -162,8 +162,8 @@ def train(
     from myxtts.batches.pipeline import Pipeline, step_batches
     from myxtts.devicefeed.routes import Route
     from myxtts.placement.replicas import make_replicas
+    from myxtts.run.setup import build_state, make_schedule, make_step, tune
     from myxtts.tasks.registry import length_rule_of, task_of
-    from myxtts.training.setup import build_state, make_schedule, make_step, tune
 
     routes = tuple(
         Route(model, model) for model in (models if together else [models[0]] * len(models))

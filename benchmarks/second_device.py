@@ -45,7 +45,7 @@ from benchmarks._timed_runs import metrics_of, run_script
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError
 from myxtts.commands import train
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPUS = ROOT / "data" / "demo"
@@ -238,7 +238,7 @@ def throughput(flags: Sequence[str], placement: str, steps: int, core: int | Non
 @contextmanager
 def processor_time_at_steps() -> Iterator[list[float]]:
     """Yield a list that receives the processor seconds of all threads at the start of each step."""
-    from myxtts.training.step import Step
+    from myxtts.run.step import Step
 
     at_steps_s: list[float] = []
 
@@ -256,10 +256,11 @@ def processor_time_at_steps() -> Iterator[list[float]]:
 def measure_stages(flags: Sequence[str], steps: int) -> Stages:
     """Measure the stages of a row alone, each on a core; predict placements on two devices."""
     run_functions_in_one_thread()
-    from myxtts.throughput import measure as isolated
-    from myxtts.throughput.auto import rank_placements
-    from myxtts.throughput.measure import measurement_window, open_run
-    from myxtts.throughput.planner import Speeds, StageProfile
+    from myxtts.placement.bound import Speeds
+    from myxtts.trial import steps as isolated
+    from myxtts.trial.auto import rank_placements
+    from myxtts.trial.stages import StageProfile
+    from myxtts.trial.steps import measurement_window, open_run
 
     config, _ = train.parse([*flags, *PLACEMENTS[DUAL]])
     with redirect_stdout(sys.stderr), open_run(config) as run:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.corpus.layouts import read_corpus
 from myxtts.text.times import TimedWord, write_times
 
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--planted", type=bounded(int, 1), default=20, help="shifted subtitles")
     parser.add_argument("--shifts", type=float, nargs="+", default=[2.0, 1.0, 0.6], help="seconds")
     options = parser.parse_args()
-    from myxtts.evaluation.forced_alignment import align_corpus  # imports TensorFlow
+    from myxtts.extras.align.alignment import align_corpus  # imports TensorFlow
 
     corpus = read_corpus(options.corpus, options.language)
     waves, cues, end = [], [], 0

@@ -41,7 +41,7 @@ from benchmarks._timed_runs import (
     write_figures,
 )
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/vocoder.yaml"
@@ -217,7 +217,7 @@ def print_figures(figures: Sequence[dict], minutes: float, many: bool) -> None:
 
 
 def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, many: bool) -> str:
-    from myxtts.evaluation.table import METRICS
+    from myxtts.tasks.evaluation.table import METRICS
 
     shown = METRICS[key]
     values = {

@@ -41,7 +41,7 @@ from benchmarks._timed_runs import (
     write_figures,
 )
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBE_STEPS = 150

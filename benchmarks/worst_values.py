@@ -21,23 +21,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from myxtts.tasks import loading
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.base.console import report_errors
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 
 if TYPE_CHECKING:
-    from myxtts.evaluation.held_out import Utterance
+    from myxtts.tasks.evaluation.held_out import Utterance
 
 
 def main() -> int:
     options = parse()
     # Imports TensorFlow, which takes seconds; --help does not need it.
     from myxtts.base.errors import DataError
-    from myxtts.evaluation import held_out, metrics, speech, tts
-    from myxtts.evaluation.table import ColumnScore
+    from myxtts.checkpoints.trained_run import TrainedRun
     from myxtts.placement.devices import configure_default
-    from myxtts.training.runs import TrainedRun
+    from myxtts.tasks.evaluation import held_out, metrics, speech
+    from myxtts.tasks.evaluation.table import ColumnScore
+    from myxtts.tasks.tts import evaluation as tts
 
     route = configure_default().routes[0]
     trained = TrainedRun.open(options.run, options.checkpoint)
@@ -50,8 +53,8 @@ def main() -> int:
         perceptual=False,
     )
     evaluation = held_out.Evaluation(options.run, trained.record, corpus, chosen, route)
-    vocoder = trained.select_vocoder(options.vocoder).load(route.model)
-    network = trained.load_network(route.model, "tts")
+    vocoder = loading.load_vocoder(trained.select_vocoder(options.vocoder), route.model)
+    network = loading.load_network(trained, route.model, "tts")
     evaluator = tts.TTSEvaluator(evaluation, network, {"": vocoder})
     utterances = evaluator.utterances
     if len(utterances) == 1:

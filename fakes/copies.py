@@ -22,7 +22,7 @@ from tensorflow.python.grappler import cluster, tf_optimizer
 import myxtts
 from myxtts.base.portable_ops import HOST_SCOPE
 from myxtts.base.tf_internals import operation_definition
-from myxtts.placement.audit import GPU, attribute_of, find_kernel, gpu_variants
+from myxtts.trial.preflight.kernels import GPU, attribute_of, find_kernel, gpu_variants
 
 PACKAGE = str(Path(myxtts.__file__).parent)
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -42,7 +42,7 @@ class Copy(NamedTuple):
     dtype: str
     consumer: str  # operation of the first that needs the copy; `output` for a result
     in_loop: bool  # whether it is copied once in each iteration of a loop
-    source: str  # Python line that made it, such as `models/xtts.py:252`, or empty
+    source: str  # Python line that made it, such as `tasks/tts/network.py:252`, or empty
 
 
 def find_copies(function) -> list[Copy]:

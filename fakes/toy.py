@@ -9,14 +9,15 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
-from myxtts.batch import TTS_FEATURES, empty_batch
 from myxtts.batches.pipeline import make_reader
 from myxtts.batches.reading import Reader
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.manifest import Manifest
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import ProduceFunction, trace_produce
-from myxtts.models.layers import sum_over
+from myxtts.tasks.contract import empty_batch
+from myxtts.tasks.layers import sum_over
+from myxtts.tasks.tts.contract import TTS_FEATURES
 
 
 class Toy(keras.Model):

@@ -14,5 +14,5 @@ def toy_models() -> Iterator[None]:
     # TensorFlow takes seconds to import, and most users of this module may never enter the context.
     from fakes.toy import build_toy, shared_traces
 
-    with mock.patch("myxtts.tasks.tts.build_xtts", build_toy), shared_traces():
+    with mock.patch("myxtts.tasks.tts.task.build_xtts", build_toy), shared_traces():
         yield

@@ -16,9 +16,9 @@ import numpy as np
 
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.base.console import report_errors
+from myxtts.checkpoints import files as checkpoint_files
+from myxtts.checkpoints.files import Checkpoint, Record
 from myxtts.config.schema import Config
-from myxtts.training import checkpoint_files
-from myxtts.training.checkpoint_files import Checkpoint, Record
 
 DEADLINE_S = 120.0  # of what takes a second on an idle machine
 SINGLE, DUAL, REVERSED = (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-MODULES = ("myxtts.base.files", "myxtts.training.checkpoint_files")  # whose files are watched
+MODULES = ("myxtts.base.files", "myxtts.checkpoints.files")  # whose files are watched
 GROWING = ("write", "mkdir", "fsync")
 CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync")  # functions of the module os
 

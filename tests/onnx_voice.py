@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.audio_file import write_wav
-from myxtts.commands import export as export_model
 from myxtts.config.schema import Config
-from myxtts.models import vocoder
-from myxtts.models.vocoder import PITCH_BINS
-from myxtts.synthesis import export, player_files, spoken_text
-from myxtts.synthesis.spoken_text import voice_inputs
+from myxtts.extras.export import export, player_files
+from myxtts.extras.export import export_command as export_model
+from myxtts.speak import chunks as spoken_text
+from myxtts.speak.chunks import voice_inputs
+from myxtts.tasks.vocoder import network as vocoder
+from myxtts.tasks.vocoder.network import PITCH_BINS
 from tests import tiny_vocoder
 from tests.fixtures import make_record, reported
 from tests.sine_corpus import sine

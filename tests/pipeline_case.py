@@ -11,14 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.toy import shared_traces
-from myxtts.batch import TTS_INPUTS
+from myxtts.base.progress import Position
+from myxtts.batches.contract import TTS_INPUTS
 from myxtts.batches.pipeline import Pipeline
-from myxtts.batches.plan import Pass, PlannedBatch, Position, planned_batches
+from myxtts.batches.plan import Pass, PlannedBatch, planned_batches
 from myxtts.batches.reading import ReadBatches, Reader, ReadRows
 from myxtts.config.schema import DataConfig
 from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.devicefeed.routes import Route
-from myxtts.tasks.features import tts_extractor
+from myxtts.tasks.tts.features import tts_extractor
 from tests.feeds import producers
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import planned_corpus, write_corpus

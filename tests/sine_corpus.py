@@ -11,8 +11,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.batches.corpora import Corpus, make_plan
 from myxtts.batches.plan import bucket_bounds
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import LengthRule, Manifest, build_manifest
+from myxtts.corpus.manifest import LengthRule, Manifest
 
 LETTERS = "abcdefghij"
 

@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.copies import find_copies
-from myxtts.models import aligner
-from myxtts.models.aligner import Aligner, diagonal_prior, normalised_bands
-from myxtts.models.alignment import path_losses, search_by_frames, sum_over_paths
-from myxtts.models.ctc import ctc_losses_by_recursion
+from myxtts.tasks.asr.ctc import ctc_losses_by_recursion
+from myxtts.tasks.tts import aligner
+from myxtts.tasks.tts.aligner import Aligner, diagonal_prior, normalised_bands
+from myxtts.tasks.tts.alignment import path_losses, search_by_frames, sum_over_paths
 from tests.two_devices import MODEL
 
 

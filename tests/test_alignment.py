@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models import alignment
-from myxtts.models.alignment import gather_rows, search_by_blocks, search_by_frames
+from myxtts.tasks.tts import alignment
+from myxtts.tasks.tts.alignment import gather_rows, search_by_blocks, search_by_frames
 from tests.tiny import alignment_rows
 from tests.two_devices import DATA, MODEL
 

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.errors import ConfigError
-from myxtts.models.alignment import search_by_frames
 from myxtts.placement import devices
-from myxtts.placement.audit import audit
-from myxtts.tasks import alignment_choice
-from myxtts.tasks.alignment_choice import HOST, choose_alignment_search
+from myxtts.tasks.tts import alignment_choice
+from myxtts.tasks.tts.alignment import search_by_frames
+from myxtts.tasks.tts.alignment_choice import HOST, choose_alignment_search
+from myxtts.trial.preflight.kernels import audit
 from tests.tiny import Workspace, alignment_rows
 from tests.two_devices import MODEL
 

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.copies import find_copies
-from myxtts.batch import ASR_FEATURES
-from myxtts.models.asr import ENCODERS, SIZES, ASRSize, build_asr, ctc_labels
-from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit
+from myxtts.tasks.asr.network import ENCODERS, SIZES, ASRSize, build_asr, ctc_labels
+from myxtts.tasks.contract import ASR_FEATURES
+from myxtts.tasks.layers import parameter_count
 from myxtts.text.symbols import subsampled_length
+from myxtts.trial.preflight.kernels import audit
 from tests import tiny
 from tests.tiny import SYMBOLS, features, numpy_of, on_device, rows_of
 from tests.two_devices import MODEL

@@ -6,8 +6,8 @@ from dataclasses import replace
 from myxtts.base.clock import Interval
 from myxtts.config.schema import PlacementConfig
 from myxtts.devicefeed.routes import Placement
-from myxtts.placement.routes import plan_routes
-from myxtts.throughput.assess import Assessment, assess_run, grade, has_two_devices
+from myxtts.placement.settings import plan_routes
+from myxtts.report.assess import Assessment, assess_run, grade, has_two_devices
 
 
 def stages(produce=0.0, transfer=0.0, step=0.0, read=0.0) -> dict[str, float]:

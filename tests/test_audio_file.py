@@ -22,8 +22,9 @@ from myxtts.audio.audio_file import (
 )
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.manifest import LengthRule
 from myxtts.extras.inspect.inspection import inspect_corpus
 from tests.fixtures import FolderCase
 

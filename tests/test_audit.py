@@ -16,12 +16,12 @@ from myxtts.base.portable_ops import indices, on_host, stateless_normal
 from myxtts.config.schema import Config
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.errors import PlacementError
-from myxtts.models.layers import Dense, SeededDropout, mean_of_rows
-from myxtts.placement.audit import Audit, audit
-from myxtts.synthesis.export import synthesis_module
-from myxtts.tasks.asr import ASRTask
-from myxtts.tasks.features import tts_extractor
-from myxtts.training.step import Step
+from myxtts.extras.export.export import synthesis_module
+from myxtts.run.step import Step
+from myxtts.tasks.asr.task import ASRTask
+from myxtts.tasks.layers import Dense, SeededDropout, mean_of_rows
+from myxtts.tasks.tts.features import tts_extractor
+from myxtts.trial.preflight.kernels import Audit, audit
 from tests.long import long
 from tests.tiny import build_model, build_toy, features, on_device, take_step, training_state
 from tests.two_devices import DATA, MODEL

@@ -10,18 +10,19 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.base.errors import ConfigError
 from myxtts.base.portable_ops import fold_in
-from myxtts.batch import ASR_FEATURES
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import AugmentationConfig, Config
 from myxtts.corpus.manifest import LengthRule
 from myxtts.devicefeed.contract import check_batch
 from myxtts.devicefeed.producer import trace_produce
-from myxtts.placement.audit import audit
 from myxtts.tasks import augmentation
-from myxtts.tasks.asr import ASRTask
+from myxtts.tasks.asr.features import asr_extractor, fewest_samples
+from myxtts.tasks.asr.task import ASRTask
 from myxtts.tasks.augmentation import augment, band_pass_gain, impulse_response, mu_law
-from myxtts.tasks.features import asr_extractor, fewest_samples, tts_extractor, tts_features
+from myxtts.tasks.contract import ASR_FEATURES
+from myxtts.tasks.tts.features import tts_extractor, tts_features
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
+from myxtts.trial.preflight.kernels import audit
 from tests.sine_corpus import tones
 from tests.tiny import on_device
 from tests.two_devices import DATA, MODEL

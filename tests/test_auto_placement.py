@@ -16,22 +16,22 @@ from tests.fixtures import make_record
 import numpy as np
 
 from myxtts.base.errors import DataError, OutOfMemory
+from myxtts.checkpoints.files import write_checkpoint
 from myxtts.commands.train import parse
 from myxtts.config.schema import Config, DataConfig, PlacementConfig, RunConfig, TrainingConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.distributed.cluster import Cluster
-from myxtts.placement.routes import plan_routes
-from myxtts.throughput import auto
-from myxtts.throughput.auto import (
+from myxtts.placement.bound import Speeds, StageTimes
+from myxtts.placement.settings import plan_routes
+from myxtts.trial import auto
+from myxtts.trial.auto import (
     choose_placement,
     measure_in_subprocess,
     observe_per_step_s,
     rank_placements,
 )
-from myxtts.throughput.measure import measure_stage_times
-from myxtts.throughput.model import StageTimes
-from myxtts.throughput.planner import Speeds, StageProfile
-from myxtts.training.checkpoint_files import write_checkpoint
+from myxtts.trial.stages import StageProfile
+from myxtts.trial.steps import measure_stage_times
 from tests.fixtures import temporary_folder
 from tests.kill_points import terminate_parent
 from tests.tiny import Workspace, toy_models
@@ -280,9 +280,7 @@ class MeasureTest(unittest.TestCase):
 
 
 def measure_toy_run(argv: list[str]) -> StageProfile:
-    sampler = mock.patch("myxtts.throughput.measure.make_sampler", return_value=mock.MagicMock())
-    evaluator = mock.patch(
-        "myxtts.evaluation.evaluate.open_evaluator", return_value=mock.MagicMock()
-    )
+    sampler = mock.patch("myxtts.trial.steps.make_sampler", return_value=mock.MagicMock())
+    evaluator = mock.patch("myxtts.run.observing.open_evaluator", return_value=mock.MagicMock())
     with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)

@@ -11,8 +11,8 @@ from unittest import mock
 
 from myxtts.base.errors import ConfigError
 from myxtts.commands import check_distributed
-from myxtts.preflight import distributed
-from myxtts.preflight.distributed import ClusterResult
+from myxtts.trial.preflight import distributed
+from myxtts.trial.preflight.distributed import ClusterResult
 from tests.fixtures import FolderCase
 from tests.long import long
 from tests.sine_corpus import write_corpus

@@ -10,10 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError
-from myxtts.batches.plan import Position
-from myxtts.config.schema import Config, RunConfig, TrainingConfig
-from myxtts.training import checkpoint_files
-from myxtts.training.checkpoint_files import (
+from myxtts.base.progress import Observation, Position
+from myxtts.checkpoints import files as checkpoint_files
+from myxtts.checkpoints.files import (
     Checkpoint,
     archive_of,
     latest,
@@ -21,8 +20,9 @@ from myxtts.training.checkpoint_files import (
     read_record,
     remove_partial_checkpoints,
 )
-from myxtts.training.checkpoints import Checkpoints, copy_arrays, restore
-from myxtts.training.schedule import VALIDATION, Observation
+from myxtts.config.schema import Config, RunConfig, TrainingConfig
+from myxtts.run.saving import Checkpoints, copy_arrays, restore
+from myxtts.run.schedule import VALIDATION
 from tests.feeds import TIMEOUT_S
 from tests.fixtures import make_record, replace_arrays, temporary_folder
 from tests.kill_points import FullDisk
@@ -139,7 +139,7 @@ class Retention(Case):
         self.save_steps(checkpoints, 10)
         with (
             mock.patch("shutil.rmtree", side_effect=REFUSED),
-            self.assertLogs("myxtts.training", "WARNING") as logs,
+            self.assertLogs("myxtts.run", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20)
         self.assertIn("step-000010 cannot be removed: model: Permission denied", logs.output[0])
@@ -150,7 +150,7 @@ class Retention(Case):
         (self.folder / ".partial-step-000010").mkdir(parents=True)
         with (
             mock.patch("shutil.rmtree", side_effect=REFUSED),
-            self.assertLogs("myxtts.training", "WARNING") as logs,
+            self.assertLogs("myxtts.run", "WARNING") as logs,
         ):
             remove_partial_checkpoints(self.folder)
         self.assertIn(".partial-step-000010 cannot be removed: model: Permission", logs.output[0])
@@ -161,7 +161,7 @@ class Retention(Case):
         with (
             # Root may write everywhere.
             mock.patch("os.access", lambda path, _: path.name != "step-000010"),
-            self.assertLogs("myxtts.training", "WARNING") as logs,
+            self.assertLogs("myxtts.run", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20, 30)
         self.assertEqual(self.steps(), [10, 30])
@@ -180,7 +180,7 @@ class Retention(Case):
         self.pend(20)
         self.save_steps(checkpoints, 20, 30, 40)
         (self.folder / "step-000030" / "state.json").write_bytes(b"{")
-        with self.assertLogs("myxtts.training", "ERROR"):
+        with self.assertLogs("myxtts.run", "ERROR"):
             checkpoints.record(self.state, 20, 0.5)
             checkpoints.wait()
         for step in (20, 40):
@@ -276,7 +276,7 @@ class Background(Case):
             gate.wait(TIMEOUT_S)
             write(*args, **kwargs)
 
-        patch = mock.patch("myxtts.training.checkpoint_files.write_checkpoint", write_later)
+        patch = mock.patch("myxtts.checkpoints.files.write_checkpoint", write_later)
         patch.start()
         self.addCleanup(patch.stop)
         self.addCleanup(gate.set)
@@ -332,7 +332,7 @@ class Background(Case):
             wait = checkpoints.wait
             with (
                 mock.patch.object(checkpoints, "wait", lambda: (gate.set(), wait())),
-                mock.patch("myxtts.training.checkpoints.MIN_LOGGED_WAIT_S", 0.0),
+                mock.patch("myxtts.run.saving.MIN_LOGGED_WAIT_S", 0.0),
                 self.assertLogs("myxtts", "WARNING") as logs,
             ):
                 self.save_at(checkpoints, 20)
@@ -381,7 +381,7 @@ class Background(Case):
 
     def test_a_defect_of_the_writing_thread_is_raised_in_training(self):
         checkpoints, defect = self.checkpoints(), ValueError("defect")
-        with mock.patch("myxtts.training.checkpoint_files.write_checkpoint", side_effect=defect):
+        with mock.patch("myxtts.checkpoints.files.write_checkpoint", side_effect=defect):
             self.save_at(checkpoints, 10)
             with self.assertRaisesRegex(ValueError, "defect"):
                 self.save_at(checkpoints, 20)

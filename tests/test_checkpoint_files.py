@@ -18,11 +18,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from myxtts.base.errors import CheckpointError
-from myxtts.batches.plan import Position
+from myxtts.base.progress import Observation, Position
+from myxtts.checkpoints import files as files
+from myxtts.checkpoints.files import Checkpoint, archive_of, checkpoint_of, read_record
 from myxtts.config.schema import Config, TrainingConfig
-from myxtts.training import checkpoint_files as files
-from myxtts.training.checkpoint_files import Checkpoint, archive_of, checkpoint_of, read_record
-from myxtts.training.schedule import Observation
 from tests.fixtures import make_record, rewrite_state, temporary_folder
 from tests.kill_points import FullDisk, Killed, KillPoints, RealKillPoints
 from tests.long import long

@@ -21,11 +21,13 @@ from unittest import mock
 from myxtts.base import files
 from myxtts.base.console import report_errors, set_environment
 from myxtts.base.errors import ConfigError, DataError
-from myxtts.commands import corpus, jobs, main, shard, train
-from myxtts.commands.parser import bounded, setting_help
+from myxtts.commands import corpus, main, train
 from myxtts.config.flags import SECTIONS, SETTINGS
 from myxtts.config.load import load
+from myxtts.config.parser import bounded, setting_help
 from myxtts.config.schema import Config
+from myxtts.extras.jobs import jobs_command as jobs
+from myxtts.extras.jobs import shard_command as shard
 from tests.fixtures import FolderCase
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +73,7 @@ class FlagTest(unittest.TestCase):
                 argv = [setting.flag] if setting.many else [setting.flag, setting.default_text]
                 if setting.kind is bool:
                     argv = [setting.flag if setting.default else "--no-" + setting.flag[2:]]
-                with mock.patch("myxtts.commands.parser.load") as load:
+                with mock.patch("myxtts.config.parser.load") as load:
                     train.parse(argv)
                 self.assertEqual(load.call_args.args[1], {name: setting.default})
 
@@ -186,9 +188,9 @@ def _raising(error: BaseException):
 
 
 def _training(train):
-    """Replace myxtts.train by a module with this function, without importing TensorFlow."""
+    """Replace myxtts.run.page by a module with this function, without importing TensorFlow."""
     module = types.SimpleNamespace(train=lambda config, more: train(config))
-    return mock.patch.dict(sys.modules, {"myxtts.train": module})
+    return mock.patch.dict(sys.modules, {"myxtts.run.page": module})
 
 
 class MainTest(FolderCase):

@@ -6,8 +6,8 @@ import unittest
 from myxtts.base.clock import Clock, Interval, format_duration, step_variation
 from myxtts.config.schema import DataConfig
 from myxtts.devicefeed.times import Timeline, Times
+from myxtts.report.assess import InputBoundWarning, candidates, flags_of
 from myxtts.report.reporter import time_line
-from myxtts.throughput.assess import InputBoundWarning, candidates, flags_of
 from tests.fixtures import ManualTime
 
 

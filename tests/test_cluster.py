@@ -10,9 +10,10 @@ from zlib import crc32
 import yaml
 
 from myxtts.base.errors import ConfigError
-from myxtts.commands import check_distributed, jobs, launch, train
+from myxtts.commands import check_distributed, launch, train
 from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed.cluster import Cluster, expand_counts, expand_hosts, find_cluster
+from myxtts.extras.jobs import jobs_command as jobs
 from tests.fixtures import reported
 
 SLURM = {

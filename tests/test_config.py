@@ -11,18 +11,18 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts.base.errors import CheckpointError, ConfigError
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.commands import synthesize
 from myxtts.commands.main import COMMANDS, load_command
-from myxtts.commands.parser import parser_of
 from myxtts.config import schema
 from myxtts.config.advice import FLAG, advice_on_flag, nearest, other_names
 from myxtts.config.checks import check_worker_count
 from myxtts.config.flags import SCRIPTS, SECTIONS, SETTINGS
 from myxtts.config.load import dump, load
+from myxtts.config.parser import parser_of
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions, check_options
-from myxtts.placement.routes import plan_routes
-from myxtts.training.runs import TrainedRun
+from myxtts.placement.settings import plan_routes
 from tests.fixtures import FolderCase
 
 ROOT = Path(__file__).parents[1]

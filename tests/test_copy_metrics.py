@@ -14,7 +14,7 @@ from tests.two_devices import MODEL
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.evaluation.metrics import (
+from myxtts.tasks.evaluation.metrics import (
     MAX_PESQ_S,
     MCD_FACTOR,
     PACKAGES,
@@ -26,8 +26,8 @@ from myxtts.evaluation.metrics import (
     pesq_wb,
     stoi,
 )
-from myxtts.evaluation.recognisers import POCKETSPHINX
-from myxtts.evaluation.speech import features_in_16_bits
+from myxtts.tasks.evaluation.recognisers import POCKETSPHINX
+from myxtts.tasks.evaluation.speech import features_in_16_bits
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,7 +112,7 @@ class CopyMetricsTest(unittest.TestCase):
         self.assertIsNotNone(pesq_wb(*[np.tile(period, 46)] * 2))
 
     def test_without_the_packages_everything_else_is_measured(self):
-        with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
+        with mock.patch("myxtts.tasks.evaluation.metrics.find_spec", return_value=None):
             (metrics,) = measure([self.wave], [self.wave])
         self.assertEqual(metrics.scores, {"pesq_wb": None, "stoi": None})
         self.assertEqual(metrics.mcd_db, 0.0)

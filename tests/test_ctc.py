@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.copies import find_copies
-from myxtts.models import ctc
-from myxtts.models.ctc import beam_search_decode, decoded_texts, emissions, greedy_decode
-from myxtts.placement.audit import audit
+from myxtts.tasks.asr import ctc
+from myxtts.tasks.asr.ctc import beam_search_decode, decoded_texts, emissions, greedy_decode
 from myxtts.text.symbols import SymbolTable, frames_needed, subsampled_length
+from myxtts.trial.preflight.kernels import audit
 from tests.two_devices import MODEL
 
 TABLE = SymbolTable(("a", "b", "c"))  # ids 3, 4, 5

@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from myxtts.local_sgd.status import read_progress
+from myxtts.extras.jobs.status import read_progress
 from myxtts.report.metrics import History, MetricsFile, parse_report, read_last_report, read_metrics
 from tests.fixtures import temporary_folder
 

@@ -23,8 +23,8 @@ from myxtts.config.schema import Config, PlacementConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.placement import devices
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory
-from myxtts.placement.routes import plan_routes
-from myxtts.training import setup
+from myxtts.placement.settings import plan_routes
+from myxtts.run import setup
 from tests.run import ROOT, gpu_modules
 from tests.test_gpu_memory import with_driver
 from tests.two_devices import GPUS, HALF_MIB, two_devices
@@ -312,9 +312,9 @@ class DevicesOfTestsTest(unittest.TestCase):
 CHECK_PLACEMENT = """
 import contextlib, pathlib, sys
 from myxtts.config.schema import Config
-from myxtts.preflight.devices import check_placement
-from myxtts.training.runs import RunFolder
-from myxtts.training.setup import Start
+from myxtts.trial.preflight.devices import check_placement
+from myxtts.checkpoints.trained_run import RunFolder
+from myxtts.run.setup import Start
 start = Start(Config.model_validate_json(sys.argv[1]), RunFolder(pathlib.Path("none")))
 with contextlib.ExitStack() as resources:
     for check in check_placement(start, resources):

@@ -16,23 +16,25 @@ import tensorflow as tf
 from myxtts.audio.mel import SILENCE
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError, DataError
-from myxtts.batch import TAUGHT_TTS_FEATURES, TTS_FEATURES
 from myxtts.batches.corpora import teacher_rows_of
+from myxtts.checkpoints.files import Checkpoint, read_record
+from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.commands import profile
 from myxtts.config.schema import Config, TeacherConfig
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.corpus.manifest import MAX_TEXT_CHARACTERS, Vocabulary
+from myxtts.corpus.build import MAX_TEXT_CHARACTERS
+from myxtts.corpus.manifest import Vocabulary
 from myxtts.corpus.texts import TeacherRows, Texts, read_texts, teacher_row_count
 from myxtts.devicefeed.contract import check_batch
 from myxtts.devicefeed.producer import trace_produce
-from myxtts.models.teacher import NullTeacher, TeacherModel
-from myxtts.models.xtts import TEXT_INPUTS, XTTS, option_tensors
-from myxtts.tasks.features import tts_extractor
+from myxtts.run.setup import OpenRun
+from myxtts.run.start import Start
+from myxtts.tasks.tts.contract import TAUGHT_TTS_FEATURES, TTS_FEATURES
+from myxtts.tasks.tts.features import tts_extractor
+from myxtts.tasks.tts.network import TEXT_INPUTS, XTTS, option_tensors
+from myxtts.tasks.tts.teacher import NullTeacher, TeacherModel
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import Checkpoint, read_record
-from myxtts.training.runs import RunFolder
-from myxtts.training.setup import OpenRun, Start
 from tests.fixtures import replace_arrays
 from tests.long import LONG, long
 from tests.tiny import Workspace, assert_same_arrays, build_model, features, on_device, small_models
@@ -129,7 +131,7 @@ class FreeTexts(unittest.TestCase):
         corpus.teacher_rows.fingerprint = "texts of this worker"
         replicas = mock.Mock(process=0, all_equal=lambda digest: digest != "texts of this worker")
         corpora = (corpus, corpus, VOCABULARY)
-        loaded = mock.patch("myxtts.training.setup.load_corpora", return_value=corpora)
+        loaded = mock.patch("myxtts.run.setup.load_corpora", return_value=corpora)
         with loaded, self.assertRaisesRegex(DataError, "all workers must read the same --texts"):
             config = Config(teacher=TeacherConfig(teacher="runs/voice", texts="runs/a.txt"))
             OpenRun(Start(config, RunFolder(Path())), TWO, replicas).read_corpora()

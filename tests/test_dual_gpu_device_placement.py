@@ -27,14 +27,15 @@ from myxtts.config.schema import PlacementConfig as Settings
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.routes import Route
-from myxtts.models.asr import build_asr
 from myxtts.placement import devices
-from myxtts.placement.routes import plan_routes
-from myxtts.tasks.features import asr_extractor, tts_extractor
-from myxtts.training.hooks import check_devices
-from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizer
-from myxtts.training.step import Step
+from myxtts.placement.settings import plan_routes
+from myxtts.run.hooks import check_devices
+from myxtts.run.schedule import ConstantRates
+from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.step import Step
+from myxtts.tasks.asr.features import asr_extractor
+from myxtts.tasks.asr.network import build_asr
+from myxtts.tasks.tts.features import tts_extractor
 from tests import tiny
 from tests.fixtures import temporary_folder
 from tests.long import long
@@ -193,7 +194,9 @@ class MisplacedValueTest(unittest.TestCase):
     def test_run_with_a_misplaced_model_ends_with_exit_code_2(self):
         with tempfile.TemporaryDirectory() as folder:
             workspace = tiny.Workspace(Path(folder))
-            with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
+            with mock.patch(
+                "myxtts.tasks.tts.task.build_xtts", return_value=build_toy(device=DATA)
+            ):
                 finished = workspace.train("misplaced", *flags_of(SETTINGS))
             self.assertEqual(finished.code, 2, finished)
             self.assertIn(f"error: all values must be on {MODEL}, but found toy/", finished.err)

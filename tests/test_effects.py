@@ -12,7 +12,7 @@ from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, values_of
 from myxtts.config.load import dump, load
 from myxtts.config.schema import SET, UNSET, Config, Needs, needs
-from myxtts.training.runs import check_same_settings
+from myxtts.run.start import check_same_settings
 from tests.fixtures import temporary_folder
 
 # What rules of checks.py ask for beside a setting.

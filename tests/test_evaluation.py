@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.training.runs import TrainedRun
 from tests.fixtures import rewrite_state
 from tests.two_devices import MODEL, TWO
 
@@ -25,34 +25,36 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
+from myxtts.checkpoints.trained_run import VocoderChoice
 from myxtts.commands import evaluate
 from myxtts.config.schema import DataConfig, ModelConfig
 from myxtts.devicefeed.routes import Route
-from myxtts.evaluation import metrics, speech, tts
-from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.forced_alignment import inspect_with_run
-from myxtts.evaluation.held_out import (
+from myxtts.extras.inspect.with_run import inspect_with_run
+from myxtts.tasks import loading
+from myxtts.tasks.asr.transcriber import Transcriber
+from myxtts.tasks.evaluation import metrics, speech
+from myxtts.tasks.evaluation.evaluate import evaluate_run
+from myxtts.tasks.evaluation.held_out import (
     Evaluation,
     EvaluationOptions,
     load_held_out,
     load_measured,
     output_folder,
 )
-from myxtts.evaluation.metrics import AcousticFeatures, utterance_metrics
-from myxtts.evaluation.recognisers import open_recogniser
-from myxtts.evaluation.table import METRICS, ColumnScore, Means, Metrics, metrics_by_group
-from myxtts.models.alignment import evidence
-from myxtts.recognition.transcriber import Transcriber
-from myxtts.tasks.tts import synthesis_options
-from myxtts.training.runs import VocoderChoice
+from myxtts.tasks.evaluation.metrics import AcousticFeatures, utterance_metrics
+from myxtts.tasks.evaluation.recognisers import open_recogniser
+from myxtts.tasks.evaluation.table import METRICS, ColumnScore, Means, Metrics, metrics_by_group
+from myxtts.tasks.tts import evaluation as tts
+from myxtts.tasks.tts.alignment import evidence
+from myxtts.tasks.tts.task import synthesis_options
 from tests.fixtures import temporary_folder, working_in
 from tests.tiny import SECONDS, arrays_of, cached_network, cached_networks, whole_run
 from tests.tiny_asr import asr_run, cached_transcriber, cached_transcribers
 
-RECOGNISERS = "myxtts.evaluation.recognisers"
+RECOGNISERS = "myxtts.tasks.evaluation.recognisers"
 # A rating takes half a second.
 RATING = {"dnsmos_p808": 3.0, "dnsmos_overall": 2.0}
-RATED = ("myxtts.evaluation.metrics.dnsmos", lambda wave: RATING)
+RATED = ("myxtts.tasks.evaluation.metrics.dnsmos", lambda wave: RATING)
 TRACE = "tensorflow.python.framework.func_graph.func_graph_from_py_func"
 
 
@@ -206,7 +208,7 @@ class OthersTest(unittest.TestCase):
         self.assertGreater(vowel["dnsmos_p808"], noisy["dnsmos_p808"])
 
     def test_without_its_packages_there_is_no_dnsmos(self):
-        with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
+        with mock.patch("myxtts.tasks.evaluation.metrics.find_spec", return_value=None):
             self.assertEqual(metrics.dnsmos(glide()), {})
 
     @unittest.skipUnless(find_spec("pocketsphinx"), "needs pocketsphinx")
@@ -235,12 +237,12 @@ class SpeakerTest(unittest.TestCase):
         mels = [(timbre[i % 3] + noise[i]).astype(np.float32) for i in range(18)]
         speakers = np.arange(18) % 3 + 4
         # Cosines only with embeddings of unit length.
-        with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
+        with mock.patch("myxtts.tasks.evaluation.metrics.find_spec", return_value=None):
             embeddings = speech.speaker_embeddings(map(unvoiced, mels))
             known = embeddings[:12], speakers[:12]
             names, similarity = speech.similarities(*known, embeddings[12:])
         np.testing.assert_array_equal(names[similarity.argmax(axis=1)], speakers[12:])
-        with mock.patch("myxtts.evaluation.metrics.find_spec"):
+        with mock.patch("myxtts.tasks.evaluation.metrics.find_spec"):
             _, cosines = speech.similarities(np.eye(3), np.arange(3), np.eye(3)[:1] * 2)
         np.testing.assert_allclose(cosines, [[1.0, 0.0, 0.0]])
 
@@ -398,7 +400,7 @@ class CompleteEvaluation(unittest.TestCase):
         message = "the text has language 'en', but .*asr was trained on ka"
         with (
             mock.patch.object(transcriber, "vocabulary", foreign),
-            mock.patch("myxtts.evaluation.speech.predict_mels") as synthesis,
+            mock.patch("myxtts.tasks.tts.speech.predict_mels") as synthesis,
             self.assertRaisesRegex(DataError, message),
         ):
             self.measure(asr=run, plots="foreign")
@@ -407,7 +409,7 @@ class CompleteEvaluation(unittest.TestCase):
     def test_an_asr_run_is_measured_by_error_rates(self):
         run, file = asr_run().folder, self.plots.with_name("rates.json")
         with (
-            cached_transcribers("myxtts.evaluation.asr"),
+            cached_transcribers("myxtts.tasks.asr.evaluation"),
             # This process has configured its devices.
             mock.patch("myxtts.placement.devices.configure"),
             contextlib.redirect_stdout(io.StringIO()) as output,
@@ -434,7 +436,7 @@ class CompleteEvaluation(unittest.TestCase):
         with (
             mock.patch.object(TrainedRun, "select_vocoder", return_value=choice),
             # Stands for a trained vocoder.
-            mock.patch.object(VocoderChoice, "load", return_value=GriffinLim(1)),
+            mock.patch.object(loading, "load_vocoder", return_value=GriffinLim(1)),
         ):
             score = self.measure(utterances=2)
         added = ("synthesized_griffin_lim", "copy_synthesis_griffin_lim")
@@ -606,7 +608,7 @@ class InspectionTest(unittest.TestCase):
     def test_the_aligner_judges_each_text_as_in_training(self):
         run, corpus = whole_run().folder, str(whole_run().workspace.corpus)
         data = DataConfig(train_data=corpus, text_frontend="characters")
-        least = "myxtts.evaluation.forced_alignment.LEAST_EVIDENCE"
+        least = "myxtts.extras.align.alignment.LEAST_EVIDENCE"
         with cached_networks(), mock.patch(least, 2.0):
             found = inspect_with_run(data, run, "step-000008", MODEL)
         self.assertEqual(set(found.evidence), {clip.id for clip in found.clips})

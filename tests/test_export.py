@@ -19,11 +19,12 @@ from myxtts.audio.format import AUDIO_FORMAT, HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.base.console import report_errors
-from myxtts.commands import export as export_model
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.schema import Config
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.synthesis import export
-from myxtts.training.runs import TrainedRun
+from myxtts.extras.export import export
+from myxtts.extras.export import export_command as export_model
+from myxtts.tasks import loading
 from tests import tiny_vocoder
 from tests.fixtures import entered, make_record, temporary_folder
 from tests.sine_corpus import sine
@@ -147,7 +148,7 @@ class Exported(unittest.TestCase):
                 "reference_frames": np.array([frames, 0], np.int32),
             }
             mel, lengths, _ = network.synthesize(*map(tf.constant, inputs.values()), OPTIONS)
-            vocoder = TrainedRun.open(self.vocoder_folder).load_vocoder("/CPU:0")
+            vocoder = loading.load_vocoder_network(TrainedRun.open(self.vocoder_folder), "/CPU:0")
             waves, griffin_lim_waves = (
                 vocode(way, mel, lengths, (OPTIONS.seed, 0))
                 for way in (vocoder, GriffinLim(ITERATIONS))

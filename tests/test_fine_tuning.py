@@ -12,17 +12,18 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError, ConfigError
-from myxtts.batch import TTS_FEATURES, empty_batch
+from myxtts.checkpoints.files import Ancestor, Checkpoint, digest_of, latest, read_record
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
 from myxtts.corpus.manifest import Vocabulary
+from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.step import Step
+from myxtts.run.warm_start import Pretrained, extend_rows, load_pretrained, read_pretrained
+from myxtts.tasks.contract import empty_batch
 from myxtts.tasks.registry import task_named
+from myxtts.tasks.tts.contract import TTS_FEATURES
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import Ancestor, Checkpoint, digest_of, latest, read_record
-from myxtts.training.runs import TrainedRun
-from myxtts.training.state import TrainingState, make_optimizer
-from myxtts.training.step import Step
-from myxtts.training.warm_start import Pretrained, extend_rows, load_pretrained, read_pretrained
 from tests import tiny
 from tests.fixtures import make_record, replace_arrays
 from tests.sine_corpus import sine, write_sound
@@ -81,7 +82,7 @@ tuned: Finished
 def setUpModule():
     """A run `base` with two tables, and a run `tuned` on another language with other letters."""
     global workspace, tuned
-    models = mock.patch("myxtts.tasks.tts.build_xtts", build_component_model)
+    models = mock.patch("myxtts.tasks.tts.task.build_xtts", build_component_model)
     models.start()
     unittest.addModuleCleanup(models.stop)
     workspace = Workspace.temporary(unittest.addModuleCleanup)

@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.flow import euler_solve, interpolate_path, sample_times, wiener_estimate
+from myxtts.tasks.tts.flow import euler_solve, interpolate_path, sample_times, wiener_estimate
 from tests.two_devices import MODEL
 
 

@@ -13,10 +13,10 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.commands import align
-from myxtts.evaluation import forced_alignment
-from myxtts.evaluation.forced_alignment import Fit, fit_corpus
-from myxtts.training.runs import TrainedRun
+from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.extras.align import align_command as align
+from myxtts.extras.align import alignment as forced_alignment
+from myxtts.extras.align.alignment import Fit, fit_corpus
 from tests.fixtures import FolderCase, reported
 from tests.sine_corpus import manifest_of, write_sound
 from tests.tiny import cached_networks, whole_run

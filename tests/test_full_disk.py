@@ -17,7 +17,7 @@ from myxtts.audio.audio_file import write_wav
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.files import tolerate_full_disk
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
-from myxtts.training.hooks import worker_report
+from myxtts.run.hooks import worker_report
 from tests.fixtures import FolderCase
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC

@@ -9,9 +9,9 @@ from myxtts.config.schema import PlacementConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.placement import gpu_memory
 from myxtts.placement.gpu_memory import DriverUnavailable, GpuMemory, limits_of, read_memory
-from myxtts.placement.routes import plan_routes
-from myxtts.throughput import gpu_usage
-from myxtts.throughput.gpu_usage import GpuUsage
+from myxtts.placement.settings import plan_routes
+from myxtts.trial import gpu_usage
+from myxtts.trial.gpu_usage import GpuUsage
 
 RTX_4090 = GpuMemory("NVIDIA GeForce RTX 4090", 24_564, 24_100, 8)
 TIMEOUT_S = 60.0

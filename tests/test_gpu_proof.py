@@ -29,7 +29,7 @@ from benchmarks.proof.runner import Run, failed, run_sections
 from benchmarks.proof.section import Figure, Scope, Section, SectionResult, table
 from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.placement.gpu_memory import DriverUnavailable
-from myxtts.preflight.checks import recommended
+from myxtts.trial.preflight.checks import recommended
 from tests.fixtures import entered, reported, temporary_folder
 from tests.long import LONG, long
 
@@ -285,7 +285,7 @@ class HardwareTest(unittest.TestCase):
                 return None
             return "\n".join(", ".join([name] * len(names)) for name in "ab")
 
-        with mock.patch("myxtts.preflight.prerequisites.nvidia_smi", nvidia_smi):
+        with mock.patch("myxtts.trial.preflight.prerequisites.nvidia_smi", nvidia_smi):
             first, second = hardware.queried_gpus()
         self.assertEqual(set(first), set(hardware.GPU_FIELDS) - {"mig.mode.current"})
         self.assertEqual((first["name"], second["name"]), ("a", "b"))
@@ -335,7 +335,7 @@ class HardwareTest(unittest.TestCase):
             "sees_gpus": lambda count: count == 2,
             "library_versions": lambda: {"libcudnn.so.9": {"path": "/x", "version": 9}},
         }
-        driver = mock.patch("myxtts.preflight.prerequisites.nvidia_smi", nvidia_smi)
+        driver = mock.patch("myxtts.trial.preflight.prerequisites.nvidia_smi", nvidia_smi)
         with driver, mock.patch.multiple(hardware, **here):
             result = hardware.run(Scope(2, False, False, 60.0, Path(), Path()))
         page = "\n".join(result.lines)

@@ -13,9 +13,9 @@ import tensorflow as tf
 from myxtts.base import tf_internals
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.placement import devices
-from myxtts.placement.routes import plan_routes
-from myxtts.preflight import prerequisites
-from myxtts.preflight.prerequisites import check_driver
+from myxtts.placement.settings import plan_routes
+from myxtts.trial.preflight import prerequisites
+from myxtts.trial.preflight.prerequisites import check_driver
 from tests.run import ROOT
 
 

@@ -12,9 +12,10 @@ import soxr
 
 from myxtts.base.errors import DataError
 from myxtts.batches.corpora import load_corpora
-from myxtts.commands import inspect, train
+from myxtts.commands import train
 from myxtts.corpus.layouts import leave_out, read_corpus
 from myxtts.corpus.manifest import LengthRule
+from myxtts.extras.inspect import inspect_command as inspect
 from myxtts.extras.inspect import inspection
 from myxtts.extras.inspect.quality import Quality, measure
 from tests.fixtures import FolderCase, reported, temporary_folder

@@ -24,18 +24,19 @@ import tensorflow as tf
 
 from fakes.toy import shared_traces, traced_once
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
-from myxtts.batch import TTS_FEATURES
+from myxtts.base.progress import Position
 from myxtts.batches.pipeline import Pipeline
-from myxtts.batches.plan import Pass, Position
+from myxtts.batches.plan import Pass
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import check_batch
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.feed import Feed
 from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, produced_batches
 from myxtts.devicefeed.routes import Route
+from myxtts.run.description import describe_fill
 from myxtts.tasks import features
-from myxtts.tasks.features import tts_extractor
-from myxtts.training.description import describe_fill
+from myxtts.tasks.tts.contract import TTS_FEATURES
+from myxtts.tasks.tts.features import tts_extractor
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
 from tests.pipeline_case import (
     PLAIN,

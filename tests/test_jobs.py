@@ -19,17 +19,18 @@ from unittest import mock
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError
 from myxtts.base.processes import REPEAT_S
+from myxtts.checkpoints.files import latest, read_record, write_checkpoint
+from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.commands import train
-from myxtts.commands.jobs import MERGER, main, make_parser
-from myxtts.commands.merge import parse
 from myxtts.config.flags import with_values
 from myxtts.config.load import load
 from myxtts.config.schema import Config, DataConfig, LocalSGDConfig, PlacementConfig, TeacherConfig
 from myxtts.devicefeed.errors import PlacementError
-from myxtts.local_sgd import launcher
-from myxtts.local_sgd.status import LauncherState, launcher_lock, read_progress, read_state
-from myxtts.training.checkpoint_files import latest, read_record, write_checkpoint
-from myxtts.training.runs import RunFolder, with_inherited_settings
+from myxtts.extras.jobs import launcher
+from myxtts.extras.jobs.jobs_command import MERGER, main, make_parser
+from myxtts.extras.jobs.merge_command import parse
+from myxtts.extras.jobs.status import LauncherState, launcher_lock, read_progress, read_state
+from myxtts.run.start import with_inherited_settings
 from tests.feeds import wait_until
 from tests.fixtures import DEADLINE_S, ends, make_record, temporary_folder
 from tests.long import long
@@ -47,7 +48,7 @@ import numpy as np
 import yaml
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.config.schema import Config
-from myxtts.training.checkpoint_files import (
+from myxtts.checkpoints.files import (
     Checkpoint, Record, checkpoint_of, latest, write_checkpoint
 )
 
@@ -136,7 +137,7 @@ with toy_models(), signal_at(5, signal.SIGKILL) if first else contextlib.nullcon
 LAUNCHER = """
 import sys
 from myxtts.base.console import report_errors
-from myxtts.commands.jobs import main
+from myxtts.extras.jobs.jobs_command import main
 folder, *flags = sys.argv[1:]
 command = lambda name: (sys.executable, "-u", f"{folder}/{name}.py")
 sys.exit(report_errors(lambda: main(flags, "jobs", command("trainer"), command("merger"))))

@@ -15,24 +15,14 @@ PACKAGE = ROOT / "myxtts"
 ROWS = (
     ("devicefeed",),
     ("base",),
-    ("config",),
-    ("distributed",),
-    ("placement",),
-    ("throughput.model",),
-    ("throughput.assess", "audio", "text"),
-    ("batch",),
-    ("corpus",),
-    ("batches", "models", "report"),
-    ("extras.inspect", "extras.layouts", "extras.store", "tasks"),
-    ("training",),
-    ("recognition", "synthesis"),
-    ("evaluation", "serving"),
-    ("local_sgd",),
-    ("train",),
-    ("throughput",),
-    ("preflight",),
-    ("commands",),
-    ("__main__", "ray_train"),
+    ("config", "audio", "text", "distributed"),
+    ("corpus", "placement", "speak"),
+    ("batches", "checkpoints", "report"),
+    ("tasks",),
+    ("run",),
+    ("trial",),
+    ("commands", "extras"),
+    ("__main__",),
 )
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
@@ -42,14 +32,13 @@ PRIVATE = {PACKAGE / "base/tf_internals.py", PACKAGE / "devicefeed/internals.py"
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
 base.errors base.clock base.machine base.terminal base.console base.processes base.plugins
-base.members config
-distributed.cluster distributed.rendezvous distributed.launcher placement.routes
-placement.gpu_memory report.page devicefeed.errors devicefeed.routes devicefeed.times
-audio.format text corpus.manifest batches.plan batches.corpora tasks.registry
-training.checkpoint_files training.runs throughput.assess throughput.auto
-throughput.gpu_usage throughput.model throughput.planner synthesis.speech_file
-synthesis.spoken_text synthesis.page serving.speakers serving.run_speaker serving.sound
-local_sgd.launcher local_sgd.merge local_sgd.status local_sgd.shards commands __main__
+base.members config distributed.cluster distributed.rendezvous distributed.launcher
+placement.settings placement.bound placement.gpu_memory devicefeed.errors devicefeed.routes
+devicefeed.times audio.format text corpus.layouts corpus.manifest corpus.demo_corpus corpus.texts
+batches.plan batches.corpora tasks.registry checkpoints.files checkpoints.run_folder
+checkpoints.trained_run report.assess report.page trial.auto trial.gpu_usage trial.candidates
+tasks.tts.speech_file speak extras.export.web extras.serve.run_speaker extras.serve.sound
+extras.jobs.launcher extras.jobs.merge extras.jobs.status extras.jobs.shards commands __main__
 """.split()
 
 

@@ -19,8 +19,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.members import store_of
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.manifest import LengthRule
 from myxtts.corpus.rows import DEFAULT_SPEAKER
 from tests.fixtures import FolderCase
 

@@ -6,8 +6,8 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models import lmu
-from myxtts.models.lmu import LegendreMemory, discrete_state_space, impulse_response
+from myxtts.tasks.asr import lmu
+from myxtts.tasks.asr.lmu import LegendreMemory, discrete_state_space, impulse_response
 from tests.two_devices import MODEL
 
 CASES = ((1, 4.0), (4, 16.0), (8, 16.0), (8, 2.5), (16, 64.0))  # order, window

@@ -11,14 +11,15 @@ import tensorflow as tf
 
 from myxtts.base.clock import Clock
 from myxtts.base.errors import DataError
+from myxtts.base.progress import Observation, without
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.feed import StopArrived
 from myxtts.devicefeed.producer import ProducedBatch
-from myxtts.training import loop
-from myxtts.training.hooks import Observe, Report
-from myxtts.training.observation import Observer, ObserverFailed
-from myxtts.training.schedule import SAMPLES, VALIDATION, Observation, Schedule, without
-from myxtts.training.stop_request import StopRequest
+from myxtts.run import loop
+from myxtts.run.hooks import Observe, Report
+from myxtts.run.observation import Observer, ObserverFailed
+from myxtts.run.schedule import SAMPLES, VALIDATION, Schedule
+from myxtts.run.stop_request import StopRequest
 from tests.fixtures import ManualTime
 
 

@@ -12,13 +12,17 @@ from myxtts.audio.audio_file import read_pcm, speech_span
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.loudness import loudness, with_loudness
 from myxtts.batches.pcm_cache import open_cache, rows_from_cache
-from myxtts.batches.reading import read_row, rows_from_files
+from myxtts.batches.reading import rows_from_files
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.manifest import LengthRule
+from myxtts.corpus.sound import read_row
 from myxtts.devicefeed.producer import trace_produce
-from myxtts.placement.audit import audit
-from myxtts.tasks.features import at_loudness, tts_extractor, vocoder_extractor
+from myxtts.tasks.features import at_loudness
+from myxtts.tasks.tts.features import tts_extractor
+from myxtts.tasks.vocoder.features import vocoder_extractor
+from myxtts.trial.preflight.kernels import audit
 from tests.fixtures import FolderCase
 from tests.sine_corpus import noise, sine, write_sound
 from tests.two_devices import DATA

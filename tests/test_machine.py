@@ -9,7 +9,7 @@ from myxtts.base.errors import ConfigError
 from myxtts.base.machine import automatic_pools, available_memory_mib
 from myxtts.commands import train
 from myxtts.config.schema import PlacementConfig
-from myxtts.placement.routes import plan_routes
+from myxtts.placement.settings import plan_routes
 from tests.fixtures import FolderCase
 
 UNLIMITED = "9223372036854771712"

@@ -17,17 +17,16 @@ from myxtts.audio.audio_file import UnusableAudio, read_header, read_pcm, resamp
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
-from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import (
+from myxtts.corpus.build import (
     UNKNOWN_LANGUAGE,
     UNKNOWN_SYMBOL,
-    LengthRule,
-    Vocabulary,
     build_manifest,
     difference,
     read_manifest,
     report_rejected,
 )
+from myxtts.corpus.layouts import read_corpus
+from myxtts.corpus.manifest import LengthRule, Vocabulary
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import temporary_folder
 
@@ -258,7 +257,7 @@ class RejectedRows(CorpusCase):
 
     def test_samples_of_a_float_file_that_is_too_long_are_not_read(self):
         self.sound("a.wav", 30_000, subtype="FLOAT")
-        with mock.patch("myxtts.corpus.manifest.check_finite") as check_finite:
+        with mock.patch("myxtts.corpus.build.check_finite") as check_finite:
             self.assert_rejected({"a.wav": "too long"}, max_seconds=1.0)
             check_finite.assert_not_called()
             self.assert_rejected({})

@@ -6,7 +6,7 @@ from myxtts.config import schema
 from myxtts.config.flags import SETTINGS, marked, turned_off, values_of
 from myxtts.config.load import load
 from myxtts.config.schema import Config, LocalSGDConfig, Mark, ModelConfig, PlacementConfig
-from myxtts.local_sgd.merge import merge_settings
+from myxtts.extras.jobs.merge import merge_settings
 
 TABLES = {
     schema.FIXED: """

@@ -14,9 +14,9 @@ from myxtts.audio.vocoder import inverse_mel_scale
 from myxtts.base.portable_ops import float32_matmul
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.devicefeed.contract import tensor_specs
-from myxtts.models.prosody import target_prosody
-from myxtts.tasks.features import tts_extractor
-from myxtts.training import setup
+from myxtts.run import setup
+from myxtts.tasks.tts.features import tts_extractor
+from myxtts.tasks.tts.prosody import target_prosody
 from tests.two_devices import MODEL
 
 RANDOM = np.random.default_rng(0)

@@ -11,14 +11,14 @@ from myxtts.batches.plan import Plan
 from myxtts.config import schema
 from myxtts.config.schema import Config, DataConfig, ModelConfig, RunConfig, TrainingConfig
 from myxtts.devicefeed.routes import Route
-from myxtts.tasks.registry import task_of
-from myxtts.training.memory import (
+from myxtts.run.memory import (
     EVALUATED_BYTES,
     PRODUCE_BYTES,
     MemoryForecast,
     check_memory,
     forecast_memory,
 )
+from myxtts.tasks.registry import task_of
 from tests.tiny import Workspace
 
 ROWS, SAMPLES, TOKENS, REFERENCE = 4, 40 * 256, 7, 258 * 256  # a reference of 3 s has 258 frames
@@ -147,12 +147,12 @@ class Parts(unittest.TestCase):
 
 class TooMuch(unittest.TestCase):
     def test_a_forecast_that_fits_is_accepted(self):
-        with mock.patch("myxtts.training.memory.available_memory_mib", lambda: 100.0):
+        with mock.patch("myxtts.run.memory.available_memory_mib", lambda: 100.0):
             check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))
 
     def test_a_run_that_does_not_fit_ends_before_it_reads_with_figures_and_flags(self):
         workspace = Workspace.with_toy_models(self.addCleanup)
-        with mock.patch("myxtts.training.memory.available_memory_mib", lambda: 2.0):
+        with mock.patch("myxtts.run.memory.available_memory_mib", lambda: 2.0):
             finished = workspace.train("large")
         self.assertEqual(finished.code, 2, finished)
         parts = r"[0-9,]+ MiB \([0-9]+ for 13 batches of audio, "
@@ -169,6 +169,6 @@ class TooMuch(unittest.TestCase):
         self.assertRegex(finished.out, r"\nhost memory    about [0-9,]+ MiB \(\d+ for 13 batches")
 
     def test_the_check_raises_config_error(self):
-        available = mock.patch("myxtts.training.memory.available_memory_mib", lambda: 1.0)
+        available = mock.patch("myxtts.run.memory.available_memory_mib", lambda: 1.0)
         with available, self.assertRaises(ConfigError):
             check_memory(MemoryForecast({"for the step": 100.0}, 1, 1.0))

@@ -12,8 +12,8 @@ from itertools import permutations
 from pathlib import Path
 from unittest import mock
 
+from myxtts.checkpoints.files import Checkpoint, Record, Source
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.training.checkpoint_files import Checkpoint, Record, Source
 from tests.fixtures import make_record, replace_arrays, rewrite_state
 from tests.two_devices import SIMULATED
 
@@ -22,13 +22,13 @@ from tests.two_devices import SIMULATED
 import numpy as np
 
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
-from myxtts.commands import merge as merge_checkpoints
+from myxtts.checkpoints.files import digest_of, latest, read_record, write_checkpoint
 from myxtts.config.flags import with_values
 from myxtts.config.load import load
 from myxtts.config.schema import Config, TrainingConfig
-from myxtts.local_sgd.merge import layer_distances, layer_table, merge, read_held_out, read_input
-from myxtts.local_sgd.verdict import CRITERIA, Measurement, MelDistortion, Verdict, distortion_db
-from myxtts.training.checkpoint_files import digest_of, latest, read_record, write_checkpoint
+from myxtts.extras.jobs import merge_command as merge_checkpoints
+from myxtts.extras.jobs.merge import layer_distances, layer_table, merge, read_held_out, read_input
+from myxtts.extras.jobs.verdict import CRITERIA, Measurement, MelDistortion, Verdict, distortion_db
 from tests.fixtures import FolderCase, entered, reported
 from tests.tiny import arrays_of, features, on_device
 from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models
@@ -159,7 +159,7 @@ class Mean(Case):
 
     def test_a_stopped_merge_leaves_no_files_and_a_partial_folder_is_replaced(self):
         first, second = self.make_run("one"), self.make_run("other")
-        stopped = mock.patch("myxtts.local_sgd.merge.layer_table", side_effect=KeyboardInterrupt)
+        stopped = mock.patch("myxtts.extras.jobs.merge.layer_table", side_effect=KeyboardInterrupt)
         with stopped, self.assertRaises(KeyboardInterrupt):
             self.merge(first, second)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"one", "other"})
@@ -171,7 +171,7 @@ class Mean(Case):
     def test_an_output_that_appears_during_a_merge_stays(self):
         other = self.merged / "of another process"
         make = mock.Mock(side_effect=lambda _: other.mkdir(parents=True))
-        with mock.patch("myxtts.local_sgd.merge.layer_table", make), self.assertRaises(OSError):
+        with mock.patch("myxtts.extras.jobs.merge.layer_table", make), self.assertRaises(OSError):
             self.merge(self.make_run("one"), self.make_run("other"))
         self.assertEqual(list(self.merged.iterdir()), [other])
 
@@ -193,7 +193,7 @@ class MergedRun(Case):
         corpora = {"train_data": str(self.folder / "train.csv"), "audio_root": str(self.folder)}
         self.write("train.csv", "path,text\na.wav,a\n")
         self.write("a.wav")
-        with self.assertLogs("myxtts.local_sgd.merge", "INFO") as logs:
+        with self.assertLogs("myxtts.extras.jobs.merge", "INFO") as logs:
             merged = self.merge(first, second, **corpora)
         self.assertEqual([line for line in logs.output if "difference" in line], [logs.output[2]])
         self.assertIn("seed: 1, 7; the merged run has 1", logs.output[2])
@@ -449,7 +449,7 @@ class ASRRuns(unittest.TestCase):
         silent, working = self.make_run("silent", 100.0), self.make_run("working", 0.0)
         held_out = self.workspace.corpus.with_name("held_out.csv")
         self.addCleanup(shutil.copy(self.workspace.corpus, held_out).unlink)
-        with self.assertLogs("myxtts.local_sgd.merge", "WARNING") as logs:
+        with self.assertLogs("myxtts.extras.jobs.merge", "WARNING") as logs:
             code, out = self.merge(silent, working, val_data=str(held_out))
         self.assertEqual(code, 1, out)
         kept = latest(working / "checkpoints")

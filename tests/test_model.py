@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from myxtts.base.portable_ops import FRAMES_GRID, fold_in
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions
-from myxtts.models import xtts
-from myxtts.models.layers import (
+from myxtts.tasks.layers import (
     Attention,
     Dense,
     Embedding,
@@ -20,7 +19,8 @@ from myxtts.models.layers import (
     apply_rotary,
     parameter_count,
 )
-from myxtts.models.xtts import TEXT_INPUTS, XTTS, FlowCondition, keep_mask, option_tensors
+from myxtts.tasks.tts import network as xtts
+from myxtts.tasks.tts.network import TEXT_INPUTS, XTTS, FlowCondition, keep_mask, option_tensors
 from tests import tiny
 from tests.long import long
 from tests.tiny import ONE_BLOCK, build_model, features, numpy_of, on_device, rows_of

@@ -6,8 +6,8 @@ import numpy as np
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import ConfigError
-from myxtts.evaluation.asr import EARLY_S, KINDS, convolve, distortions, noise, room_response
-from myxtts.evaluation.held_out import EvaluationOptions, check_options
+from myxtts.tasks.asr.evaluation import EARLY_S, KINDS, convolve, distortions, noise, room_response
+from myxtts.tasks.evaluation.held_out import EvaluationOptions, check_options
 from tests.sine_corpus import sine
 
 WAVE = sine(300.0, 0.5).astype(np.float32)

@@ -18,16 +18,16 @@ import tensorflow as tf
 from fakes.toy import Toy
 from myxtts.audio.format import HOP_SAMPLES
 from myxtts.base.errors import DataError
+from myxtts.checkpoints.files import list_checkpoints, read_record
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.devicefeed.contract import tensor_specs
-from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.held_out import EvaluationOptions
-from myxtts.evaluation.table import ColumnScore
-from myxtts.models.xtts import SYNTHESIS_SIGNATURE
 from myxtts.report.metrics import MetricsFile, read_metrics
-from myxtts.training.checkpoint_files import list_checkpoints, read_record
-from myxtts.training.checkpoints import Checkpoints
-from myxtts.training.observation import Observer, ObserverFailed, Validation
-from myxtts.training.runs import TrainedRun
+from myxtts.run.observation import Observer, ObserverFailed, Validation
+from myxtts.run.saving import Checkpoints
+from myxtts.tasks.evaluation.evaluate import evaluate_run
+from myxtts.tasks.evaluation.held_out import EvaluationOptions
+from myxtts.tasks.evaluation.table import ColumnScore
+from myxtts.tasks.tts.network import SYNTHESIS_SIGNATURE
 from tests.fixtures import DUAL, REVERSED, entered, files_below, temporary_folder
 from tests.kill_points import Killed, KillPoints, RealKillPoints
 from tests.long import long
@@ -64,7 +64,7 @@ from myxtts.report.metrics import read_metrics
 metrics = Path(sys.argv[sys.argv.index("--runs-dir") + 1]) / "data/worker-1/metrics.jsonl"
 
 def main():
-    from myxtts.training.observation import HeldOutWork
+    from myxtts.run.observation import HeldOutWork
     observe = HeldOutWork.observe
 
     def observe_when_worker_1_is_ahead(work, observation, throttle=None):
@@ -115,9 +115,11 @@ def speaking_toys():
     with (
         mock.patch.object(Toy, "synthesize_mel", synthesize_mel, create=True),
         mock.patch.object(Toy, "compiled_align", align, create=True),
-        mock.patch("myxtts.tasks.tts.GriffinLim", Hum),
+        mock.patch("myxtts.tasks.tts.task.GriffinLim", Hum),
         mock.patch("myxtts.audio.vocoder.GriffinLim", Hum),
-        mock.patch("myxtts.tasks.tts.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)),
+        mock.patch(
+            "myxtts.tasks.tts.task.mel_and_alignment", lambda *_: np.zeros((2, 2, 3), np.uint8)
+        ),
     ):
         yield
 
@@ -291,7 +293,9 @@ class ToyRuns(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.workspace = Workspace.with_toy_models(cls.addClassCleanup)
-        entered(cls.addClassCleanup, mock.patch("myxtts.evaluation.tts.score_in_run", score_toy))
+        entered(
+            cls.addClassCleanup, mock.patch("myxtts.tasks.tts.evaluation.score_in_run", score_toy)
+        )
         cls.flags = (*DUAL, "--validate-every 2 --evaluate-every 4")
         cls.blocking = cls.workspace.train("blocking", *cls.flags, "--observer model")
 
@@ -344,7 +348,7 @@ class ToyRuns(unittest.TestCase):
 
         flags = "--evaluate-every 2 --select-by dnsmos --patience 2 --max-steps 12"
         flags = (*DUAL, flags, "--keep-checkpoints 1")
-        with mock.patch("myxtts.evaluation.tts.score_in_run", rate):
+        with mock.patch("myxtts.tasks.tts.evaluation.score_in_run", rate):
             for name, observer in (("heard", "model"), ("heard_beside", "data")):
                 run = self.workspace.train(name, *flags, "--observer", observer)
                 self.assertEqual((run.code, run.err), (0, ""))

@@ -4,9 +4,10 @@ import threading
 import unittest
 
 from myxtts.base.errors import DataError
+from myxtts.base.progress import Observation, without
 from myxtts.devicefeed.errors import PlacementError
-from myxtts.training.observation import Observer, ObserverFailed
-from myxtts.training.schedule import EVALUATION, SAMPLES, VALIDATION, Observation, without
+from myxtts.run.observation import Observer, ObserverFailed
+from myxtts.run.schedule import EVALUATION, SAMPLES, VALIDATION
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import entered
 from tests.test_routes import plan
@@ -68,7 +69,7 @@ class ObserverTest(unittest.TestCase):
             self.allowed.release()
             return False
 
-        with self.assertLogs("myxtts.training.observation", "WARNING") as logs:
+        with self.assertLogs("myxtts.run.observation", "WARNING") as logs:
             for step in (2, 4, 6):
                 self.assertTrue(self.observer.wait(waiting, step))
                 self.begin(step)

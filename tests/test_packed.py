@@ -19,10 +19,11 @@ from myxtts.base import members
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.members import member_of
 from myxtts.batches.shard_cache import ShardCache
-from myxtts.commands import pack
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import UNKNOWN_SYMBOL, build_manifest
 from myxtts.corpus.layouts import hold_out, leave_out, read_corpus
-from myxtts.corpus.manifest import UNKNOWN_SYMBOL, LengthRule, Manifest, Vocabulary, build_manifest
+from myxtts.corpus.manifest import LengthRule, Manifest, Vocabulary
+from myxtts.extras.store import pack_command as pack
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import FolderCase, entered
 

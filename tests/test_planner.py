@@ -15,17 +15,13 @@ from myxtts.commands import plan as plan_command
 from myxtts.commands import train
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.routes import Route
-from myxtts.placement.routes import plan_routes
-from myxtts.throughput import model, planner
-from myxtts.throughput.measure import check_one_replica
-from myxtts.throughput.model import STAGES, QueueDepths, RunResult, StageTimes, simulate
-from myxtts.throughput.planner import (
-    Candidate,
-    Speeds,
-    StageStatistics,
-    candidate_placements,
-    predict_all,
-)
+from myxtts.placement import bound as model
+from myxtts.placement.bound import STAGES, QueueDepths, RunResult, Speeds, StageTimes, simulate
+from myxtts.placement.settings import plan_routes
+from myxtts.trial import candidates as planner
+from myxtts.trial.candidates import Candidate, StageStatistics, candidate_placements, predict_all
+from myxtts.trial.stages import resample_steps
+from myxtts.trial.steps import check_one_replica
 from tests.fixtures import FolderCase
 
 PROFILED = {"produce": {"mean_s": 0.02}, "step": {"mean_s": 0.02}, "read": {"mean_s": 0.005}}
@@ -222,7 +218,7 @@ class StageTimesTest(unittest.TestCase):
     def test_resampled_batches_keep_their_times_together(self):
         n = np.arange(5.0)
         times = StageTimes(n, 2 * n, 3 * n, 4 * n)
-        sample = planner.resample_steps(times, np.zeros(5, int), replicas=3, steps=100)
+        sample = resample_steps(times, np.zeros(5, int), replicas=3, steps=100)
         np.testing.assert_array_equal(sample.step_s, 4 * sample.read_s)
         self.assertEqual(set(sample.read_s), set(n))
 
@@ -230,7 +226,7 @@ class StageTimesTest(unittest.TestCase):
         times, bucket = stages(0, np.arange(5.0)), np.array([2, 0, 2, 1, 2])
         for replicas in (1, 2, 4):
             # 98 is not a multiple of 5.
-            sample = planner.resample_steps(times, bucket, replicas, steps=98).step_s.astype(int)
+            sample = resample_steps(times, bucket, replicas, steps=98).step_s.astype(int)
             sample = sample.reshape(-1, replicas)
             self.assertEqual(np.bincount(sample[:, 0]).tolist(), [20] * 5)
             self.assertTrue((bucket[sample] == bucket[sample[:, :1]]).all())

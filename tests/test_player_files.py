@@ -10,13 +10,15 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
-from myxtts.synthesis import litert_graph, onnx_graph, page, piper, player_files, portable_functions
-from myxtts.synthesis.portable_functions import Complex
-from myxtts.synthesis.spoken_text import fade_ends, voice_inputs
-from myxtts.synthesis.synthesizer import reference_mel
-from myxtts.tasks.tts import synthesis_options
+from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.extras.export import litert_graph, onnx_graph, piper, player_files, portable_functions
+from myxtts.extras.export import web as page
+from myxtts.extras.export.portable_functions import Complex
+from myxtts.speak.chunks import fade_ends, voice_inputs
+from myxtts.tasks import loading
+from myxtts.tasks.tts.synthesizer import reference_mel
+from myxtts.tasks.tts.task import synthesis_options
 from myxtts.text.frontend import TextFrontend
-from myxtts.training.runs import TrainedRun
 from tests import onnx_voice
 from tests.fixtures import entered, temporary_folder
 
@@ -179,12 +181,12 @@ class OnnxTest(unittest.TestCase):
         ids = [1, *range(3, 11), 11, 2]
         points = [1, *range(3, 11), self.table.of_point["ɔ"], self.table.of_point["\u0303"], 2]
         run = TrainedRun.open(self.run_folder)
-        network, data = run.load_network("/CPU:0", "tts"), run.record.settings.data
+        network, data = loading.load_network(run, "/CPU:0", "tts"), run.record.settings.data
         reference = reference_mel([self.folder / "high.wav"], data)
         texts = [ids], [len(ids)], [0], reference[None], [len(reference)]
         options = synthesis_options(run.record.settings.model)
         mel, frames, _ = network.synthesize(*map(tf.constant, texts), options)
-        vocoder = TrainedRun.open(self.vocoder_folder).load_vocoder("/CPU:0")
+        vocoder = loading.load_vocoder_network(TrainedRun.open(self.vocoder_folder), "/CPU:0")
         expected = fade_ends(vocode(vocoder, mel, frames)[0])
         inputs = voice_inputs(points, 2, speaker=1)
         wave = self.graph.traced(*map(tf.constant, inputs.values())).numpy()[0, 0]
@@ -243,7 +245,7 @@ class OnnxTest(unittest.TestCase):
         self.assertEqual(self.program(*run, "--out", str(out)), (0, ""))
         mel = np.random.default_rng(0).normal(-5.0, 2.0, [1, 80, 50]).astype(np.float32)
         (wave,) = onnxruntime.InferenceSession(out / "vocoder.onnx").run(None, {"mel": mel})
-        vocoder = TrainedRun.open(self.vocoder_folder).load_vocoder("/CPU:0")
+        vocoder = loading.load_vocoder_network(TrainedRun.open(self.vocoder_folder), "/CPU:0")
         expected = vocoder.synthesize(mel.transpose(0, 2, 1), tf.constant([0, 0])).numpy()
         error = np.sqrt(np.mean(np.square(wave - expected)))
         self.assertLess(error, 1e-3 * np.sqrt(np.mean(np.square(expected))))

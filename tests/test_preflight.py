@@ -24,6 +24,7 @@ from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
 from myxtts.batches.pipeline import Pipeline
 from myxtts.batches.plan import Plan
+from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.commands import main, preflight, profile
 from myxtts.config.load import load as load_config
 from myxtts.config.schema import Config, PlacementConfig
@@ -31,15 +32,23 @@ from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.producer import produced_batches, trace_produce
 from myxtts.devicefeed.times import Span
 from myxtts.placement import devices
-from myxtts.placement.audit import audit
-from myxtts.preflight import devices as preflight_devices
-from myxtts.preflight import prerequisites, trial, validate
-from myxtts.preflight.checks import Check, Report, check_lines, failed_by, recommended, required
-from myxtts.tasks.features import tts_extractor
-from myxtts.throughput.measure import SynchronousStep
-from myxtts.training.observation import Validation
-from myxtts.training.runs import RunFolder
-from myxtts.training.setup import Start, load_run_corpora
+from myxtts.run.observation import Validation
+from myxtts.run.setup import load_run_corpora
+from myxtts.run.start import Start
+from myxtts.tasks.tts.features import tts_extractor
+from myxtts.trial.preflight import devices as preflight_devices
+from myxtts.trial.preflight import first_steps as trial
+from myxtts.trial.preflight import prerequisites, validate
+from myxtts.trial.preflight.checks import (
+    Check,
+    Report,
+    check_lines,
+    failed_by,
+    recommended,
+    required,
+)
+from myxtts.trial.preflight.kernels import audit
+from myxtts.trial.steps import SynchronousStep
 from tests.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import FolderCase, entered
 from tests.sine_corpus import write_corpus
@@ -96,10 +105,12 @@ def setUpModule():
             Pipeline, "open_feed", lambda *args: feeds.append(open_feed(*args)) or feeds[-1]
         ),
         mock.patch.object(SynchronousStep, "__call__", step_until_full),
-        mock.patch("myxtts.preflight.trial.audit", lambda f: AUDITED.append(f) or audit(f)),
+        mock.patch(
+            "myxtts.trial.preflight.first_steps.audit", lambda f: AUDITED.append(f) or audit(f)
+        ),
         # How long it lasts depends on the machine.
-        mock.patch("myxtts.preflight.trial.MIN_OVERLAP", 0.0),
-        mock.patch("myxtts.preflight.trial.MIN_FREE_MIB", 1),
+        mock.patch("myxtts.trial.preflight.first_steps.MIN_OVERLAP", 0.0),
+        mock.patch("myxtts.trial.preflight.first_steps.MIN_FREE_MIB", 1),
     ):
         argv = PLACE.argv("new", "--validate-every=4")
         WHOLE = preflight_of(*argv, f"--steps={steps}", "--json", str(file))
@@ -156,7 +167,7 @@ class CompletePreflight(unittest.TestCase):
             self.assertLessEqual(len(copies), most)
 
     def test_a_model_on_another_device_fails(self):
-        with mock.patch("myxtts.tasks.tts.build_xtts", return_value=build_toy(device=DATA)):
+        with mock.patch("myxtts.tasks.tts.task.build_xtts", return_value=build_toy(device=DATA)):
             finished = preflight_of(*PLACE.argv("stray"))
         self.assertEqual(finished.code, 1)
         self.assertIn("but found toy/", finished.out)
@@ -180,8 +191,8 @@ class WithoutGpu(unittest.TestCase):
 class Stopped(unittest.TestCase):
     def test_a_sigterm_ends_it_and_the_profiler_with_their_temporary_folders(self):
         for program, work in (
-            (preflight, "myxtts.preflight.validate.validate"),
-            (profile, "myxtts.throughput.profiler.profile"),
+            (preflight, "myxtts.trial.preflight.validate.validate"),
+            (profile, "myxtts.trial.profile.profile"),
         ):
             with tempfile.TemporaryDirectory() as folder, self.subTest(work):
 
@@ -370,7 +381,7 @@ class Devices(unittest.TestCase):
             tf.config.set_soft_device_placement(True)
             return TWO
 
-        with mock.patch("myxtts.training.setup.configure_devices", configured):
+        with mock.patch("myxtts.run.setup.configure_devices", configured):
             self.assertEqual(self.failed(), ["device policy"])
 
 

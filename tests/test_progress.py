@@ -4,8 +4,8 @@ import contextlib
 import json
 from unittest import mock
 
-from myxtts.local_sgd.launcher import say
-from myxtts.local_sgd.status import (
+from myxtts.extras.jobs.launcher import say
+from myxtts.extras.jobs.status import (
     LauncherState,
     ProcessState,
     progress_table,

@@ -18,15 +18,15 @@ from benchmarks.proof.placements import Case, Findings
 from benchmarks.proof.runs import KILLED, NO_TIME, run_script
 from benchmarks.proof.section import Scope, SectionResult, write_json
 from fakes.copies import find_copies
-from myxtts.batch import TTS_FEATURES
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.devicefeed.producer import Producer
-from myxtts.placement.audit import audit
-from myxtts.placement.routes import plan_routes
-from myxtts.throughput.model import StageTimes
-from myxtts.throughput.planner import StageProfile
+from myxtts.placement.bound import StageTimes
+from myxtts.placement.settings import plan_routes
+from myxtts.tasks.tts.contract import TTS_FEATURES
+from myxtts.trial.preflight.kernels import audit
+from myxtts.trial.stages import StageProfile
 from tests.tiny import features, on_device
 from tests.two_devices import MODEL, SIMULATED
 

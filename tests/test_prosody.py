@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from myxtts.models.prosody import (
+from myxtts.tasks.tts.prosody import (
     CORRELATIONS,
     DURATION_VARIETY,
     OUTPUTS,

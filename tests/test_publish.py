@@ -7,10 +7,10 @@ from unittest import mock
 import numpy as np
 
 from myxtts.base.errors import DataError
+from myxtts.checkpoints.published import CHECKSUMS, local_run
+from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.config.schema import Config
-from myxtts.serving import publish
-from myxtts.training.published import CHECKSUMS, local_run
-from myxtts.training.runs import TrainedRun, VocoderChoice
+from myxtts.extras.publish import publish
 from tests.fixtures import entered, make_record, temporary_folder
 from tests.tiny import build_model, save_checkpoint, training_state
 

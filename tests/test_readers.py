@@ -28,10 +28,11 @@ from myxtts.audio.audio_file import WHOLE, read_header, read_pcm, resampled_leng
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.base.members import Member
-from myxtts.batch import TTS_INPUTS
+from myxtts.base.progress import Position
+from myxtts.batches.contract import TTS_INPUTS
 from myxtts.batches.corpora import load_corpora
 from myxtts.batches.pcm_cache import open_cache, rows_from_cache
-from myxtts.batches.plan import Pass, PlannedBatch, Position, planned_batches
+from myxtts.batches.plan import Pass, PlannedBatch, planned_batches
 from myxtts.batches.reading import Reader, rows_from_files, rows_from_members, unreadable
 from myxtts.config.schema import Config, DataConfig, TrainingConfig
 from myxtts.corpus.manifest import LengthRule

@@ -10,18 +10,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batches.plan import Plan, Position, bucket_bounds, planned_steps, steps_left
+from myxtts.base.progress import Position
+from myxtts.batches.plan import Plan, bucket_bounds, planned_steps, steps_left
 from myxtts.config.schema import TrainingConfig
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.handover import LookAhead
 from myxtts.devicefeed.routes import Route
-from myxtts.models import asr as recogniser
-from myxtts.models.xtts import build_xtts
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.report.metrics import read_metrics
-from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizer
-from myxtts.training.step import Step
+from myxtts.run.schedule import ConstantRates
+from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.step import Step
+from myxtts.tasks.asr import network as recogniser
+from myxtts.tasks.tts.network import build_xtts
 from tests import tiny
 from tests.long import long
 from tests.tiny import SYMBOLS, FeedOf, Workspace, arrays_of, features, take_step

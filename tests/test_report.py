@@ -17,15 +17,16 @@ import soundfile
 from PIL import Image
 
 from myxtts.base.clock import MODEL, Clock
+from myxtts.base.progress import Observation
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, LocalSGDConfig
 from myxtts.devicefeed.times import Span, Timeline, Times
+from myxtts.extras.jobs.page import JobsPage, merge_marks
 from myxtts.report import overview, samples
 from myxtts.report import page as run_page
 from myxtts.report.metrics import POINTS, History, Series, read_last_report, validation_scores
 from myxtts.report.page import PageThread, RunPage, excerpt
-from myxtts.training.observation import Observer, ObserverFailed
-from myxtts.training.schedule import Observation
+from myxtts.run.observation import Observer, ObserverFailed
 from tests.feeds import wait_until
 from tests.fixtures import temporary_folder
 from tests.html_checker import Checker
@@ -520,7 +521,7 @@ def make_jobs(folder: Path) -> Path:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / name / "metrics.jsonl").write_text(text)
     (folder / "launcher.json").write_text(json.dumps(state))
-    return overview.JobsPage(folder).write()
+    return JobsPage(folder).write()
 
 
 class SeveralRuns(Folder):
@@ -538,7 +539,7 @@ class SeveralRuns(Folder):
 
     def test_a_warm_start_averages_no_weights(self):
         immutable = {"warmstart_steps": 50, "sync_every": 25}
-        marks = overview.merge_marks({"total_steps": 100, "immutable": immutable}, step=99)
+        marks = merge_marks({"total_steps": 100, "immutable": immutable}, step=99)
         self.assertEqual([step for step, _ in marks], [75])
 
     def test_a_job_is_among_all_runs_and_has_no_overview_of_its_own(self):

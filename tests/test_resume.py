@@ -13,11 +13,11 @@ from pathlib import Path
 from unittest import mock
 
 from fakes.toy import shared_traces
+from myxtts.checkpoints.files import latest, read_record
 from myxtts.commands import train
 from myxtts.report.metrics import read_metrics
-from myxtts.train import train as train_config
-from myxtts.training.checkpoint_files import latest, read_record
-from myxtts.training.stop_request import StopRequest
+from myxtts.run.page import train as train_config
+from myxtts.run.stop_request import StopRequest
 from tests.fixtures import DUAL, REVERSED, SINGLE, entered, signal_at
 from tests.kill_points import KillPoints, RealKillPoints
 from tests.long import long

@@ -6,7 +6,7 @@ import unittest
 from myxtts.config.schema import PlacementConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.routes import LogicalDevice, Route
-from myxtts.placement.routes import plan_routes
+from myxtts.placement.settings import plan_routes
 
 LIMITS = {"data_gpu_memory": 1000, "model_gpu_memory": 2000}
 ISOLATED = {"enable_memory_isolation": True}

@@ -18,26 +18,28 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from myxtts.base.errors import CheckpointError, ConfigError
-from myxtts.commands import train
-from myxtts.config.flags import marked, values_of, with_values
-from myxtts.config.load import load
-from myxtts.config.schema import FIXED, PlacementConfig
-from myxtts.corpus.manifest import read_manifest
-from myxtts.devicefeed.producer import ReplicaFeed
-from myxtts.models.xtts import XTTS
-from myxtts.placement.routes import plan_routes
-from myxtts.report.metrics import MetricsFile, read_metrics
-from myxtts.report.samples import sound_file
-from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import (
+from myxtts.checkpoints.files import (
     Checkpoint,
     latest,
     list_checkpoints,
     read_record,
     write_checkpoint,
 )
-from myxtts.training.description import out_of_memory
-from myxtts.training.runs import RunFolder, check_same_corpus, check_same_settings
+from myxtts.checkpoints.run_folder import RunFolder
+from myxtts.checkpoints.trained_run import check_same_corpus
+from myxtts.commands import train
+from myxtts.config.flags import marked, values_of, with_values
+from myxtts.config.load import load
+from myxtts.config.schema import FIXED, PlacementConfig
+from myxtts.corpus.build import read_manifest
+from myxtts.devicefeed.producer import ReplicaFeed
+from myxtts.placement.settings import plan_routes
+from myxtts.report.metrics import MetricsFile, read_metrics
+from myxtts.report.samples import sound_file
+from myxtts.run.description import out_of_memory
+from myxtts.run.start import check_same_settings
+from myxtts.tasks.tts.network import XTTS
+from myxtts.text.symbols import SymbolTable
 from tests.fixtures import DUAL, files_below, replace_arrays
 from tests.tiny import Workspace, toy_models, whole_run
 from tests.tiny_asr import small_asr_models
@@ -284,7 +286,7 @@ class Stopped(Case):
     def test_out_of_memory_error_names_device_and_flags(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         limits = "--data-gpu-memory 4096 --model-gpu-memory 8192"
-        with mock.patch("myxtts.training.step.Step.__call__", side_effect=full):
+        with mock.patch("myxtts.run.step.Step.__call__", side_effect=full):
             message = self.rejection("full", *DUAL, limits)
         batch = r"4 utterances of up to 0\.\d s and \d+ tokens \(bucket [12] of 2\)"
         self.assertRegex(message, f"^out of memory at step 1, with a batch of {batch}: OOM when")
@@ -297,7 +299,7 @@ class Stopped(Case):
 
     def test_out_of_memory_error_before_the_first_step_names_no_batch(self):
         full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        with mock.patch("myxtts.tasks.tts.build_xtts", side_effect=full):
+        with mock.patch("myxtts.tasks.tts.task.build_xtts", side_effect=full):
             message = self.rejection("fuller", *DUAL)
         advice = "Start another run with a lower --batch-size, --max-seconds or --model-size, or"
         self.assertRegex(
@@ -333,7 +335,7 @@ class Stopped(Case):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model"))
             write_checkpoint(target, *args, **kwargs)
 
-        with mock.patch("myxtts.training.checkpoint_files.write_checkpoint", write):
+        with mock.patch("myxtts.checkpoints.files.write_checkpoint", write):
             finished = self.workspace.train("crammed")
         folder = self.workspace.run_dir("crammed")
         self.assertEqual(finished.code, 2)
@@ -353,7 +355,7 @@ class Stopped(Case):
         def vanish(state, *_):
             victim.unlink(missing_ok=True)
 
-        with toy_models(), mock.patch("myxtts.training.hooks.check_devices", side_effect=vanish):
+        with toy_models(), mock.patch("myxtts.run.hooks.check_devices", side_effect=vanish):
             finished = workspace.train("lost", "--max-steps 60 --checkpoint-every 0")
         self.assertEqual(finished.code, 2)
         self.assertRegex(finished.err, rf"^error: .*{victim.stem}.*cannot be read.* --resume")

@@ -15,10 +15,10 @@ from unittest import mock
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import write_whole
+from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.config.load import load
 from myxtts.corpus.demo_corpus import make_demo_corpus
-from myxtts.train import train
-from myxtts.training.runs import RunFolder
+from myxtts.run.page import train
 from tests.fixtures import FolderCase, temporary_folder
 
 
@@ -41,7 +41,7 @@ class RunLockTest(unittest.TestCase):
             raise DataError("no corpus")
 
         with (
-            mock.patch("myxtts.train.resolve_start", resolve_start),
+            mock.patch("myxtts.run.page.resolve_start", resolve_start),
             self.assertRaisesRegex(DataError, "no corpus"),
         ):
             train(config)
@@ -65,7 +65,7 @@ class RunLockTest(unittest.TestCase):
         unlocked = load(None, {"run": "a", "runs_dir": str(self.runs), "lock": False})
         with (
             mock.patch("myxtts.base.files.fcntl.flock", side_effect=OSError(errno.ENOSYS, "none")),
-            mock.patch("myxtts.train.resolve_start", side_effect=DataError("no corpus")),
+            mock.patch("myxtts.run.page.resolve_start", side_effect=DataError("no corpus")),
             self.assertRaisesRegex(DataError, "no corpus"),
         ):
             train(unlocked)

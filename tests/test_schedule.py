@@ -4,7 +4,7 @@ import itertools
 import math
 import unittest
 
-from myxtts.training.schedule import ema_decay, learning_rate, run_length
+from myxtts.run.schedule import ema_decay, learning_rate, run_length
 
 
 class LearningRate(unittest.TestCase):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.base.errors import CheckpointError, ConfigError
+from myxtts.checkpoints.files import write_record
+from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.devicefeed.errors import UserError
-from myxtts.training.checkpoint_files import write_record
-from myxtts.training.runs import TrainedRun, VocoderChoice
 from tests.fixtures import entered, make_record, temporary_folder, working_in
 
 

@@ -21,14 +21,15 @@ import soundfile
 from myxtts.audio.audio_file import REFERENCE, read_recording
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
-from myxtts.commands.parser import add_references_flag
-from myxtts.commands.serve import PACKAGES
+from myxtts.config.parser import add_references_flag
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.serving import run_speaker, speakers
-from myxtts.serving.run_speaker import RunSpeaker
-from myxtts.serving.sound import FORMS, Encoder
-from myxtts.serving.speakers import ExportedSpeaker, choose_speaker
-from myxtts.synthesis.spoken_text import FRONTEND
+from myxtts.extras.serve import run_speaker
+from myxtts.extras.serve.run_speaker import RunSpeaker
+from myxtts.extras.serve.serve_command import PACKAGES
+from myxtts.extras.serve.sound import FORMS, Encoder
+from myxtts.speak import player as speakers
+from myxtts.speak.chunks import FRONTEND
+from myxtts.speak.player import ExportedSpeaker, choose_speaker
 from myxtts.text.languages import choose_language
 from tests.fixtures import DEADLINE_S, temporary_folder
 
@@ -151,7 +152,7 @@ class SpeakersTest(unittest.TestCase):
         attributes = {"_run": Path("run"), "_device": "/CPU:0", "_vocoder": None}
         vars(speaker).update(attributes, _fixed=None, _checkpoint="")
         synthesizer = SimpleNamespace(Synthesizer=lambda *_, checkpoint: loaded.append(checkpoint))
-        modules = {"myxtts.synthesis.synthesizer": synthesizer}
+        modules = {"myxtts.tasks.tts.synthesizer": synthesizer}
         for name in ("step-000001", "step-000001", "step-000002"):
             with (
                 mock.patch.object(run_speaker, "latest", return_value=Path(name)),
@@ -166,11 +167,11 @@ class HttpTest(unittest.TestCase):
     def setUp(self):
         from starlette.testclient import TestClient
 
-        from myxtts.serving import server
+        from myxtts.extras.serve import desk, server
 
-        self.server = server
+        self.desks = desk
         self.speaker = Humming()
-        self.desk = server.Desk(self.speaker, lambda wave: f"{len(wave)} samples")
+        self.desk = desk.Desk(self.speaker, lambda wave: f"{len(wave)} samples")
         self.client = TestClient(server.Web(self.desk).application())
 
     def tearDown(self):
@@ -194,7 +195,7 @@ class HttpTest(unittest.TestCase):
         self.assertEqual(self.speaker.reference, SAMPLE_RATE_HZ)
 
     def test_unusable_requests_are_4xx_with_a_message(self):
-        too_long = "a" * (self.server.MAX_CHARACTERS + 1)
+        too_long = "a" * (self.desks.MAX_CHARACTERS + 1)
         silent = io.BytesIO()
         soundfile.write(silent, np.zeros(9), SAMPLE_RATE_HZ, format="WAV")
         short = base64.b64encode(silent.getvalue()).decode()
@@ -230,10 +231,10 @@ class HttpTest(unittest.TestCase):
             self.assertEqual(self.speech(input="One.", **field).status_code, 200, field)
 
     def test_what_is_too_much_is_rejected(self):
-        with mock.patch.object(self.server, "MAX_REQUESTS", 0):
+        with mock.patch.object(self.desks, "MAX_REQUESTS", 0):
             answer = self.speech(input="One.")
         self.assertEqual((answer.status_code, answer.headers["retry-after"]), (429, "1"))
-        with mock.patch.object(self.server, "MAX_BODY_BYTES", 10):
+        with mock.patch.object(self.desks, "MAX_BODY_BYTES", 10):
             self.assertEqual(self.speech(input="One. Two.").status_code, 413)
             for path in ("transcriptions", "speech", "nothing"):
                 for length in ({}, {"content-length": "9"}, {"content-length": "many"}):
@@ -296,11 +297,11 @@ class ClientsTest(unittest.IsolatedAsyncioTestCase):
     """Clients that send without an end, and clients that leave."""
 
     def setUp(self):
-        from myxtts.serving import server
+        from myxtts.extras.serve import desk, server
 
         self.speaker = Waiting()
         self.addCleanup(self.speaker.may.set)
-        self.desk = server.Desk(self.speaker, self.speaker.transcribe)
+        self.desk = desk.Desk(self.speaker, self.speaker.transcribe)
         self.app = server.Web(self.desk).application()
 
     async def ask(self, left, path, parts, kind="application/json", is_whole=True):
@@ -352,7 +353,7 @@ class ClientsTest(unittest.IsolatedAsyncioTestCase):
         from wyoming.event import async_write_event
         from wyoming.tts import Synthesize
 
-        from myxtts.serving.wyoming_server import start_wyoming
+        from myxtts.extras.serve.wyoming_server import start_wyoming
 
         def speech(left, text):
             return self.ask(left, "/v1/audio/speech", [json.dumps({"input": text}).encode()])
@@ -389,7 +390,7 @@ class ClientsTest(unittest.IsolatedAsyncioTestCase):
             self.assertEqual(await cut, 0)
 
     def test_hosts(self):
-        from myxtts.serving.server import listen
+        from myxtts.extras.serve.desk import listen
 
         families = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET}
         if socket.has_dualstack_ipv6():
@@ -421,8 +422,8 @@ class WyomingTest(unittest.TestCase):
         from wyoming.info import Describe, Info
         from wyoming.tts import Synthesize, SynthesizeVoice
 
-        from myxtts.serving.server import Desk
-        from myxtts.serving.wyoming_server import start_wyoming
+        from myxtts.extras.serve.desk import Desk
+        from myxtts.extras.serve.wyoming_server import start_wyoming
 
         def recorded(sound, size):
             chunk = Event("audio-chunk", sound, bytes(size))

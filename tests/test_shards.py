@@ -12,10 +12,10 @@ import soundfile
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.batches.corpora import load_corpora
-from myxtts.commands import shard
 from myxtts.config.schema import Config, DataConfig, TeacherConfig
 from myxtts.corpus.manifest import LengthRule
-from myxtts.local_sgd.shards import CorpusShards, assign_shards, split_corpus
+from myxtts.extras.jobs import shard_command as shard
+from myxtts.extras.jobs.shards import CorpusShards, assign_shards, split_corpus
 from tests.fixtures import FolderCase
 from tests.sine_corpus import sine, write_corpus, write_sound
 

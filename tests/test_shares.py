@@ -8,13 +8,14 @@ from unittest import mock
 import numpy as np
 
 from myxtts.base.clock import Interval
-from myxtts.batches.plan import Plan, Position
+from myxtts.base.progress import Position
+from myxtts.batches.plan import Plan
 from myxtts.config.schema import PlacementConfig
 from myxtts.placement.gpu_memory import GpuMemory
-from myxtts.placement.routes import plan_routes
-from myxtts.training import shares
-from myxtts.training.shares import MEASURED_STEPS, WARM_UP_STEPS, DealShares, memory_room
-from myxtts.training.step import IDLE_STEPS, Step
+from myxtts.placement.settings import plan_routes
+from myxtts.run import shares
+from myxtts.run.shares import MEASURED_STEPS, WARM_UP_STEPS, DealShares, memory_room
+from myxtts.run.step import IDLE_STEPS, Step
 from tests.test_replicas import FULL, built, on, replicas_of, toy
 from tests.tiny import Workspace, assert_same_arrays, features, take_step
 
@@ -61,7 +62,7 @@ class DealTest(unittest.TestCase):
 
     def test_rows_are_dealt_by_speed_once_after_the_first_steps(self):
         self.assertFalse(self.take(DEAL_STEP - 1, speeds=(1.0, 0.5)).is_redealt)
-        with self.assertLogs("myxtts.training.shares") as logs:
+        with self.assertLogs("myxtts.run.shares") as logs:
             end = self.take(1, speeds=(1.0, 0.5))
         self.assertTrue(end.is_redealt and end.save)
         self.assertEqual(self.plan.batch_sizes.tolist(), [[21, 11]])

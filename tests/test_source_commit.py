@@ -5,8 +5,8 @@ import subprocess
 import unittest
 from unittest import mock
 
-from myxtts.training import description
-from myxtts.training.description import source_commit
+from myxtts.run import description
+from myxtts.run.description import source_commit
 from tests.fixtures import temporary_folder
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE, log_mel
-from myxtts.batch import TEXT, empty_batch
+from myxtts.batches.contract import TEXT
 from myxtts.config.schema import ASRConfig, Config
 from myxtts.devicefeed.contract import check_batch
-from myxtts.tasks.asr import ASRTask
+from myxtts.tasks.asr.task import ASRTask
 from myxtts.tasks.augmentation import spec_augment
+from myxtts.tasks.contract import empty_batch
 from tests.two_devices import DATA
 
 FRAMES = np.array([100, 40, 3, 0, 100], np.int32)

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.batch import TTS_FEATURES
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.handover import LookAhead
-from myxtts.training.loop import NonFiniteLoss, require_finite
-from myxtts.training.observation import Snapshot, Validation
-from myxtts.training.schedule import ConstantRates
-from myxtts.training.step import TABLE_STEPS, Controls, Step
+from myxtts.run.loop import NonFiniteLoss, require_finite
+from myxtts.run.observation import Snapshot, Validation
+from myxtts.run.schedule import ConstantRates
+from myxtts.run.step import TABLE_STEPS, Controls, Step
+from myxtts.tasks.tts.contract import TTS_FEATURES
 from tests import tiny
 from tests.long import long
 from tests.tiny import FeedOf, Toy, build_model, build_toy, features, on_device, rows_of, take_step
@@ -257,7 +257,7 @@ class HandOverTest(unittest.TestCase):
                 passed.append(arguments) or function(*arguments)
             )
         later, made = step._controls, AssertionError("a tensor was made")
-        with mock.patch("myxtts.training.step.tf.constant", side_effect=made):
+        with mock.patch("myxtts.run.step.tf.constant", side_effect=made):
             for number, stop in ((2, False), (3, True), (4, False)):
                 kept = [later._table, later._stop, later._flags, later._steps_done_on_device]
                 kept.append(handed)

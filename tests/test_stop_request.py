@@ -7,7 +7,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 
 from myxtts.base.processes import REPEAT_S, StopSignals
-from myxtts.training.stop_request import StopRequest, stop_on_signals
+from myxtts.run.stop_request import StopRequest, stop_on_signals
 
 
 class Ended(Exception):

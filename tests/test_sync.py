@@ -16,12 +16,12 @@ from unittest import mock
 import numpy as np
 
 from myxtts.base.errors import CheckpointError, ConfigError, PeerLost
+from myxtts.checkpoints.files import latest, read_record
 from myxtts.config.checks import check_settings
 from myxtts.config.schema import Config, LocalSGDConfig, TrainingConfig
-from myxtts.local_sgd.sync import TAKEOVER_S, WeightSync
+from myxtts.extras.jobs.sync import TAKEOVER_S, WeightSync
 from myxtts.report.metrics import read_metrics
-from myxtts.training.checkpoint_files import latest, read_record
-from myxtts.training.state import TrainingState
+from myxtts.run.state import TrainingState
 from tests.fixtures import make_record, temporary_folder
 from tests.tiny import Workspace, arrays_of, build_toy, training_state
 

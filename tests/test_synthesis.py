@@ -21,8 +21,8 @@ import numpy as np
 import soundfile
 import tensorflow as tf
 
-from myxtts.training.checkpoint_files import write_record
-from myxtts.training.runs import TrainedRun
+from myxtts.checkpoints.files import write_record
+from myxtts.checkpoints.trained_run import TrainedRun
 from tests.fixtures import make_record, rewrite_state
 from tests.two_devices import MODEL
 
@@ -34,16 +34,16 @@ from myxtts.audio.vocoder import ITERATIONS as ITERATIONS_OF_SPEECH
 from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.base.console import report_errors, sound_on_stdout
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
+from myxtts.checkpoints.files import write_checkpoint
 from myxtts.commands import synthesize
 from myxtts.config.schema import Config, ModelConfig
-from myxtts.synthesis.speech_file import WavStream, sound_file, wav_stream, write_speech
-from myxtts.synthesis.spoken_text import FADE_S, PAUSES_S, encode_text, fade_ends, pause_between
-from myxtts.synthesis.synthesizer import BATCH_CHUNKS, Synthesizer
+from myxtts.speak.chunks import FADE_S, PAUSES_S, encode_text, fade_ends, pause_between
 from myxtts.tasks.base import Examples
-from myxtts.tasks.tts import TTSSampler
+from myxtts.tasks.tts.speech_file import WavStream, sound_file, wav_stream, write_speech
+from myxtts.tasks.tts.synthesizer import BATCH_CHUNKS, Synthesizer
+from myxtts.tasks.tts.task import TTSSampler
 from myxtts.text.languages import choose_language
 from myxtts.text.sentences import Boundary
-from myxtts.training.checkpoint_files import write_checkpoint
 from tests.fixtures import FolderCase, reported, temporary_folder
 from tests.sine_corpus import sine, vowels, write_sound
 from tests.tiny import cached_networks, features, on_device, small_models, whole_run
@@ -361,7 +361,7 @@ class SoundFile(FolderCase):
         """libvorbis puts a whole write on the stack: 120 s at once are a segmentation fault."""
         wave = np.random.default_rng(0).uniform(-0.5, 0.5, 120 * SAMPLE_RATE_HZ).astype(np.float32)
         code = (
-            "import numpy, pathlib; from myxtts.synthesis.speech_file import sound_file\n"
+            "import numpy, pathlib; from myxtts.tasks.tts.speech_file import sound_file\n"
             f"with sound_file(pathlib.Path({str(self.folder / 'a.ogg')!r})) as file:\n"
             f"    file.write(numpy.zeros({120 * SAMPLE_RATE_HZ}, numpy.float32))\n"
         )
@@ -390,7 +390,7 @@ class SoundFile(FolderCase):
 
     def test_a_full_disk_is_an_error_that_names_the_file(self):
         code = (
-            "import resource, signal, numpy, pathlib; from myxtts.synthesis.speech_file import"
+            "import resource, signal, numpy, pathlib; from myxtts.tasks.tts.speech_file import"
             " sound_file\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             " resource.setrlimit(resource.RLIMIT_FSIZE, (9_999, 9_999))\nwith"
             f" sound_file(pathlib.Path({str(self.folder / 'a.wav')!r})) as file:"
@@ -553,7 +553,7 @@ class Writing(Case):
             with small_models():
                 write_speech(self.run_folder, text, [self.reference], out, **options)
             # The synthesizer of this module was loaded separately.
-            with mock.patch("myxtts.synthesis.synthesizer.Synthesizer", return_value=synthesizer):
+            with mock.patch("myxtts.tasks.tts.synthesizer.Synthesizer", return_value=synthesizer):
                 write_speech(self.run_folder, text, [self.reference], again, **options)
         self.assertEqual(out.read_bytes(), again.read_bytes())
         wave, rate_hz = soundfile.read(out, dtype="float32")
@@ -574,7 +574,7 @@ class Streaming(Case):
         argv = f"--run {self.run_folder} --reference {self.reference} --stream --text".split()
         with (
             mock.patch("myxtts.placement.devices.configure"),
-            mock.patch("myxtts.synthesis.synthesizer.Synthesizer", return_value=synthesizer),
+            mock.patch("myxtts.tasks.tts.synthesizer.Synthesizer", return_value=synthesizer),
             mock.patch.object(logging.getLogger("myxtts"), "handlers", []),  # restored afterwards
             contextlib.redirect_stdout(io.TextIOWrapper(stdout)) as console,
             contextlib.redirect_stderr(stderr),

@@ -14,10 +14,11 @@ import soundfile
 from myxtts.audio.audio_file import read_pcm
 from myxtts.base import members
 from myxtts.base.errors import DataError
-from myxtts.commands import pack
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import LengthRule, Manifest, build_manifest
+from myxtts.corpus.manifest import LengthRule, Manifest
+from myxtts.extras.store import pack_command as pack
 from tests.fixtures import FolderCase, entered
 from tests.test_packed import buckets_in
 

@@ -10,11 +10,11 @@ from tests import two_devices  # noqa: F401 - before TensorFlow starts
 from myxtts.config import schema
 from myxtts.config.schema import ASRConfig, Config, ModelConfig, TrainingConfig
 from myxtts.corpus.manifest import Vocabulary
-from myxtts.tasks.asr import ASRTask
-from myxtts.tasks.tts import TTSTask
-from myxtts.tasks.vocoder import VocoderTask
+from myxtts.run import setup
+from myxtts.tasks.asr.task import ASRTask
+from myxtts.tasks.tts.task import TTSTask
+from myxtts.tasks.vocoder.task import VocoderTask
 from myxtts.text.symbols import SymbolTable
-from myxtts.training import setup
 
 VOCABULARY = Vocabulary(SymbolTable(("a", "b")), (), ("en",))
 MIXED = TrainingConfig(precision="mixed_bfloat16")
@@ -28,7 +28,7 @@ class Networks(unittest.TestCase):
         config = Config(model=model, training=MIXED)
         taught = config.model_copy(update={"teacher": schema.TeacherConfig(teacher="runs/big")})
         expected = given | {"precision": "mixed_bfloat16", "segment_frames": 43, "taught": False}
-        with mock.patch("myxtts.tasks.tts.build_xtts") as build:
+        with mock.patch("myxtts.tasks.tts.task.build_xtts") as build:
             TTSTask().build(config, VOCABULARY)
             build.assert_called_once_with("tiny", 5, 1, **expected)
             TTSTask().build(taught, VOCABULARY)
@@ -39,14 +39,14 @@ class Networks(unittest.TestCase):
     def test_of_a_recogniser(self):
         model = ModelConfig(task="asr", model_size="small", dropout=0.125)
         config = Config(model=model, asr=ASRConfig(encoder="lmu", subsampling=2), training=MIXED)
-        with mock.patch("myxtts.tasks.asr.build_asr") as build:
+        with mock.patch("myxtts.tasks.asr.task.build_asr") as build:
             ASRTask().build(config, VOCABULARY)
         settings = {"precision": "mixed_bfloat16", "dropout": 0.125}
         build.assert_called_once_with("small", 5, "lmu", 2, **settings)
 
     def test_of_a_vocoder(self):
         model = ModelConfig(task="vocoder", model_size="small", gradient_checkpointing=True)
-        with mock.patch("myxtts.tasks.vocoder.build_vocoder") as build:
+        with mock.patch("myxtts.tasks.vocoder.task.build_vocoder") as build:
             VocoderTask().build(Config(model=model, training=MIXED), VOCABULARY)
         settings = {"refine_mel": False, "gradient_checkpointing": True}
         build.assert_called_once_with("small", "mixed_bfloat16", **settings)
@@ -56,7 +56,7 @@ class Features(unittest.TestCase):
     def test_of_spec_augment(self):
         counts = {"time_masks": 3, "frequency_masks": 4}
         asr = ASRConfig(**counts, time_mask_fraction=0.25, frequency_mask_bands=7)
-        with mock.patch("myxtts.tasks.asr.spec_augment") as spec_augment:
+        with mock.patch("myxtts.tasks.asr.task.spec_augment") as spec_augment:
             extractor = ASRTask().extractor(Config(asr=asr), training=True)
             extractor.produce.keywords["mask"]("mel", "frames", "seed")
         expected = counts | {"time_fraction": 0.25, "frequency_bands": 7}

@@ -11,19 +11,21 @@ import tensorflow as tf
 
 from myxtts.audio.mel import SILENCE
 from myxtts.base.errors import ConfigError
-from myxtts.batch import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
+from myxtts.checkpoints.files import Checkpoint, read_record
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.schema import Config, DataConfig, ModelConfig, TeacherConfig
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, check_batch
 from myxtts.devicefeed.producer import trace_produce
-from myxtts.models.teacher import NullTeacher
-from myxtts.models.vocoder import Vocoder, fluctuation
 from myxtts.report.metrics import read_metrics
-from myxtts.tasks.features import tts_extractor, vocoder_extractor
+from myxtts.run.start import inherit_settings
+from myxtts.run.warm_start import Pretrained, load_pretrained
+from myxtts.tasks.tts.features import tts_extractor
+from myxtts.tasks.tts.teacher import NullTeacher
+from myxtts.tasks.vocoder.contract import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES
+from myxtts.tasks.vocoder.features import vocoder_extractor
+from myxtts.tasks.vocoder.network import Vocoder, fluctuation
 from myxtts.text.symbols import SymbolTable
-from myxtts.training.checkpoint_files import Checkpoint, read_record
-from myxtts.training.runs import TrainedRun, inherit_settings
-from myxtts.training.warm_start import Pretrained, load_pretrained
 from tests.fixtures import entered, make_record, replace_arrays
 from tests.long import long
 from tests.tiny import Workspace, assert_same_arrays, features, on_device
@@ -133,7 +135,7 @@ class MelHead(unittest.TestCase):
 
         def losses(precision):
             model = build(precision, refine_mel=True)
-            watched = mock.patch("myxtts.models.vocoder.fluctuation", wraps=fluctuation)
+            watched = mock.patch("myxtts.tasks.vocoder.network.fluctuation", wraps=fluctuation)
             with tf.device(MODEL), watched as seen:
                 losses, _ = model(batch, training=False)
             self.assertEqual(seen.call_args.args[0].dtype, tf.float32)

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts.training.runs import TrainedRun
+from myxtts.checkpoints.trained_run import TrainedRun
 from tests.fixtures import rewrite_state
 from tests.two_devices import MODEL
 
@@ -22,10 +22,8 @@ from myxtts.audio.audio_file import speech_span
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import CheckpointError, DataError
 from myxtts.commands import transcribe
-from myxtts.evaluation.asr import error_rates_by
-from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.held_out import EvaluationOptions
-from myxtts.recognition.transcriber import (
+from myxtts.tasks.asr.evaluation import error_rates_by
+from myxtts.tasks.asr.transcriber import (
     BATCH_S,
     BUCKETS_S,
     MAX_CHUNK_S,
@@ -35,6 +33,8 @@ from myxtts.recognition.transcriber import (
     quietest_point,
     split_wave,
 )
+from myxtts.tasks.evaluation.evaluate import evaluate_run
+from myxtts.tasks.evaluation.held_out import EvaluationOptions
 from myxtts.text.error_rates import error_rates
 from tests.fixtures import reported, temporary_folder
 from tests.sine_corpus import sine, write_sound
@@ -119,7 +119,7 @@ class TranscriberTest(RecogniserCase):
     def test_padding_changes_no_text(self):
         texts = set()
         for seconds in (2.0, 3.0, MAX_CHUNK_S):
-            with mock.patch("myxtts.recognition.transcriber.BUCKETS_S", (seconds,)):
+            with mock.patch("myxtts.tasks.asr.transcriber.BUCKETS_S", (seconds,)):
                 texts.update(self.transcribe(noise(2.0)))
         self.assertEqual(len(texts), 1)
 
@@ -165,7 +165,7 @@ class TranscriberTest(RecogniserCase):
                 read.append(number)
                 yield noise(1.0, number)
 
-        with mock.patch("myxtts.recognition.transcriber.GROUP_S", 1.0):
+        with mock.patch("myxtts.tasks.asr.transcriber.GROUP_S", 1.0):
             texts = self.transcriber.transcribe(waves())
             first = next(texts)
             self.assertEqual(read, [0, 1])  # the second did not fit in the group
@@ -201,7 +201,7 @@ class CommandTest(RecogniserCase):
         out = io.StringIO()
         with (
             mock.patch("myxtts.placement.devices.configure"),  # this process has its devices
-            cached_transcribers("myxtts.recognition.transcriber", "myxtts.evaluation.asr"),
+            cached_transcribers("myxtts.tasks.asr.transcriber", "myxtts.tasks.asr.evaluation"),
             contextlib.redirect_stdout(out),
         ):
             argv = ["--run", str(self.run_folder), *flags]
@@ -256,7 +256,7 @@ class CommandTest(RecogniserCase):
         ):
             with (
                 self.subTest(flags=flags),
-                mock.patch("myxtts.recognition.transcriber.Transcriber") as transcriber,
+                mock.patch("myxtts.tasks.asr.transcriber.Transcriber") as transcriber,
             ):
                 argv = ["--run", "r", *flags]
                 code, message = reported(lambda argv=argv: transcribe.main(argv))
@@ -274,7 +274,7 @@ class CommandTest(RecogniserCase):
     def evaluate(self, options: EvaluationOptions) -> str:
         with (
             mock.patch("myxtts.placement.devices.configure"),
-            cached_transcribers("myxtts.evaluation.asr"),
+            cached_transcribers("myxtts.tasks.asr.evaluation"),
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
             evaluate_run(self.run_folder, None, options)

@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts.training.checkpoint_files import list_checkpoints
+from myxtts.checkpoints.files import list_checkpoints
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import write_corpus
 from tests.tiny import Workspace
@@ -33,7 +33,7 @@ from unittest import mock
 from fakes.toy_models import toy_models
 from myxtts.commands import train
 from myxtts.base.console import report_errors
-from myxtts.training.step import Step
+from myxtts.run.step import Step
 
 call = Step.__call__
 

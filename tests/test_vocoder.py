@@ -21,17 +21,17 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.spectral import inverse_short_time_spectrum, magnitude, short_time_spectrum
-from myxtts.batch import CONTEXT_FRAMES, VOCODER_FEATURES
 from myxtts.config.schema import Config, ModelConfig, VocoderConfig
 from myxtts.devicefeed.contract import check_batch, tensor_specs
 from myxtts.devicefeed.producer import trace_produce
-from myxtts.models.vocoder import Vocoder, mel_and_spectrum, project
-from myxtts.placement.audit import audit
 from myxtts.report.metrics import read_metrics
+from myxtts.run.description import segment_exceeds_utterances_warning
 from myxtts.tasks.base import Examples
-from myxtts.tasks.features import vocoder_extractor
-from myxtts.tasks.vocoder import VocoderSampler
-from myxtts.training.description import segment_exceeds_utterances_warning
+from myxtts.tasks.vocoder.contract import CONTEXT_FRAMES, VOCODER_FEATURES
+from myxtts.tasks.vocoder.features import vocoder_extractor
+from myxtts.tasks.vocoder.network import Vocoder, mel_and_spectrum, project
+from myxtts.tasks.vocoder.task import VocoderSampler
+from myxtts.trial.preflight.kernels import audit
 from tests import tiny_vocoder
 from tests.tiny import arrays_of, check_components, on_device, rows_of
 from tests.tiny_vocoder import FRAMES, SEGMENT, vocoder, vocoder_features, vocoder_inputs
@@ -232,7 +232,9 @@ class Network(unittest.TestCase):
         batch = vocoder_features((40, 9, 60))
         # The noise is drawn for a batch, so that all rows but the first have other noise in a
         # microbatch.
-        with mock.patch("myxtts.models.vocoder.stateless_normal", lambda shape, _: tf.zeros(shape)):
+        with mock.patch(
+            "myxtts.tasks.vocoder.network.stateless_normal", lambda shape, _: tf.zeros(shape)
+        ):
             whole = losses_of(vocoder(), batch)
             rows = (rows_of(batch, slice(*ends)) for ends in ((0, 1), (1, 3)))
             first, second = (losses_of(vocoder(), part) for part in rows)
@@ -243,7 +245,9 @@ class Network(unittest.TestCase):
         batch, empty = vocoder_features((40, 9)), vocoder_features((0, 0))
         by_row = [name for name in batch if name not in ("seed", "step_frames")]
         with_empty = batch | {name: np.concatenate([batch[name], empty[name]]) for name in by_row}
-        with mock.patch("myxtts.models.vocoder.stateless_normal", lambda shape, _: tf.zeros(shape)):
+        with mock.patch(
+            "myxtts.tasks.vocoder.network.stateless_normal", lambda shape, _: tf.zeros(shape)
+        ):
             full, padded = (losses_of(vocoder(), features) for features in (batch, with_empty))
         for name, loss in full.items():
             self.assertAlmostEqual(padded[name], loss, places=5)

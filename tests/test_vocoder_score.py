@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from myxtts.training.setup import run_record
+from myxtts.run.setup import run_record
 from tests.two_devices import MODEL
 
 # isort: split
@@ -21,17 +21,17 @@ from myxtts.base.errors import ConfigError, DataError
 from myxtts.batches.corpora import load_corpora
 from myxtts.commands import evaluate
 from myxtts.config.schema import Config
-from myxtts.evaluation.evaluate import evaluate_run
-from myxtts.evaluation.held_out import EvaluationOptions
-from myxtts.evaluation.metrics import (
+from myxtts.tasks.evaluation.evaluate import evaluate_run
+from myxtts.tasks.evaluation.held_out import EvaluationOptions
+from myxtts.tasks.evaluation.metrics import (
     SCORES,
     CopyMetrics,
     missing_packages,
     score_notes,
     with_common_scores,
 )
-from myxtts.evaluation.vocoder import medians, metrics_of_rows
 from myxtts.tasks.registry import length_rule_of, task_of
+from myxtts.tasks.vocoder.evaluation import medians, metrics_of_rows
 from tests.fixtures import entered, temporary_folder
 from tests.sine_corpus import sine, vowels, write_sound
 from tests.tiny import replicas_on, save_checkpoint, training_state
@@ -171,5 +171,5 @@ class SummaryTest(unittest.TestCase):
 
     def test_a_note_has_the_command_that_installs_what_is_missing(self):
         expected = "to measure PESQ-WB and STOI, install: pip install pesq pystoi"
-        with mock.patch("myxtts.evaluation.metrics.find_spec", return_value=None):
+        with mock.patch("myxtts.tasks.evaluation.metrics.find_spec", return_value=None):
             self.assertEqual(missing_packages(SCORES), [expected])

@@ -13,9 +13,9 @@ from pathlib import Path
 from unittest import mock
 
 from myxtts.base.errors import ConfigError
-from myxtts.commands import voice
 from myxtts.config.load import load
 from myxtts.corpus.demo_corpus import make_demo_corpus
+from myxtts.extras.voice import voice_command as voice
 from tests.fixtures import FolderCase
 from tests.html_checker import Checker
 from tests.long import long

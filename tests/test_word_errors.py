@@ -5,7 +5,7 @@ import unittest
 
 import numpy as np
 
-from myxtts.evaluation.word_errors import NO_PATH, count_word_errors, path_log_probs, split_words
+from myxtts.tasks.tts.word_errors import NO_PATH, count_word_errors, path_log_probs, split_words
 
 TEXT = "ab cd, bef gab."
 BEGIN = 1

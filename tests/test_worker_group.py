@@ -16,7 +16,7 @@ import tensorflow as tf
 from myxtts.base.errors import DataError, PeerLost, TrainingError
 from myxtts.base.processes import exit_at_sigterm
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import (
+from myxtts.placement.worker_group import (
     END_TIMEOUT_S,
     _in_one_line,
     diagnose_lost_worker,
@@ -59,7 +59,7 @@ from myxtts.base.console import report_errors
 from myxtts.distributed.cluster import find_cluster, listening_sockets, split_address
 
 def main():
-    from myxtts.distributed.worker_group import tf, worker_group
+    from myxtts.placement.worker_group import tf, worker_group
     cluster = find_cluster(os.environ)
     tf.config.set_visible_devices([], "GPU")
     with worker_group(cluster, gpus=0) as strategy:
@@ -105,7 +105,7 @@ class DiagnosisTest(unittest.TestCase):
         """Enter the group of THREE without the other workers."""
         names = ("rendezvous", "worker_strategy", "_restrict_to_machine")
         patched = dict.fromkeys(names, mock.DEFAULT) | {"rendezvous": lambda *_: THREE}
-        entered(self.addCleanup, mock.patch.multiple("myxtts.distributed.worker_group", **patched))
+        entered(self.addCleanup, mock.patch.multiple("myxtts.placement.worker_group", **patched))
         return worker_group(THREE, 0)
 
     def test_lost_worker_is_named_with_what_shows_its_loss(self):

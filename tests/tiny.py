@@ -24,18 +24,19 @@ from fakes.toy import build_toy as build_toy_for_run
 from fakes.toy_models import toy_models
 from myxtts.audio.mel import SILENCE
 from myxtts.base.console import report_errors
+from myxtts.checkpoints.files import Checkpoint, Record
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.commands import train
 from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.devicefeed.routes import Route
-from myxtts.evaluation.held_out import Utterance
-from myxtts.models.xtts import SIZES, XTTS, XTTSSize, build_xtts
 from myxtts.placement.replicas import Replicas, make_replicas
-from myxtts.training.checkpoint_files import Checkpoint, Record
-from myxtts.training.checkpoints import Checkpoints
-from myxtts.training.runs import TrainedRun
-from myxtts.training.schedule import ConstantRates
-from myxtts.training.state import TrainingState, make_optimizer
-from myxtts.training.step import Step
+from myxtts.run.saving import Checkpoints
+from myxtts.run.schedule import ConstantRates
+from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.step import Step
+from myxtts.tasks import loading
+from myxtts.tasks.evaluation.held_out import Utterance
+from myxtts.tasks.tts.network import SIZES, XTTS, XTTSSize, build_xtts
 from tests.fixtures import temporary_folder
 from tests.kill_points import KillPoints
 from tests.sine_corpus import write_corpus
@@ -263,7 +264,7 @@ def train_in_fork(points: KillPoints, argv: Sequence[str]) -> int:
     """
     context = multiprocessing.get_context("forkserver")
     # tests.two_devices starts TensorFlow.
-    context.set_forkserver_preload(["myxtts.train", "fakes.toy"])
+    context.set_forkserver_preload(["myxtts.run.page", "fakes.toy"])
     process = context.Process(target=_train_in_fork, args=(points, argv))
     process.start()
     process.join()
@@ -303,7 +304,7 @@ def whole_run() -> WholeRun:
         return WholeRun(workspace, flags, workspace.train("whole", *flags))
 
 
-LOAD_NETWORK = TrainedRun.load_network
+LOAD_NETWORK = loading.load_network
 
 
 @cache
@@ -326,7 +327,7 @@ def cached_networks() -> contextlib.AbstractContextManager:
             return cached_network(run.checkpoint.path, device)
         return LOAD_NETWORK(run, device, task, precision)
 
-    return mock.patch.object(TrainedRun, "load_network", load_network)
+    return mock.patch.object(loading, "load_network", load_network)
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:

@@ -11,12 +11,12 @@ from unittest import mock
 import keras
 
 from myxtts.batches.corpora import load_corpora
+from myxtts.checkpoints.files import digest_of
 from myxtts.config.schema import Config, DataConfig, ModelConfig
-from myxtts.models.asr import SIZES, ASRSize
-from myxtts.recognition.transcriber import Transcriber
+from myxtts.run.setup import run_record
+from myxtts.tasks.asr.network import SIZES, ASRSize
+from myxtts.tasks.asr.transcriber import Transcriber
 from myxtts.tasks.registry import length_rule_of, task_of
-from myxtts.training.checkpoint_files import digest_of
-from myxtts.training.setup import run_record
 from tests.fixtures import temporary_folder
 from tests.tiny import Workspace, replicas_on, save_checkpoint, training_state
 from tests.two_devices import MODEL

@@ -11,17 +11,17 @@ import tensorflow as tf
 from fakes.copies import find_copies
 from fakes.toy import traced_once
 from myxtts.batches.corpora import load_corpora
+from myxtts.checkpoints.files import digest_of
 from myxtts.commands import train
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import ProduceFunction
-from myxtts.local_sgd.merge import read_input
-from myxtts.local_sgd.verdict import Coefficients, Measurement, make_evaluator
-from myxtts.models.teacher import TeacherModel
-from myxtts.placement.audit import audit
-from myxtts.tasks.alignment_choice import search_of
+from myxtts.extras.jobs.merge import read_input
+from myxtts.extras.jobs.verdict import Coefficients, Measurement, make_evaluator
+from myxtts.run.setup import run_record
 from myxtts.tasks.registry import length_rule_of, task_of
-from myxtts.training.checkpoint_files import digest_of
-from myxtts.training.setup import run_record
+from myxtts.tasks.tts.alignment_choice import search_of
+from myxtts.tasks.tts.teacher import TeacherModel
+from myxtts.trial.preflight.kernels import audit
 from tests.tiny import (
     Workspace,
     build_model,

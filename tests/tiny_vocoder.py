@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE
-from myxtts.models.vocoder import SIZES, Vocoder, VocoderSize, build_vocoder
+from myxtts.tasks.vocoder.network import SIZES, Vocoder, VocoderSize, build_vocoder
 from tests.fixtures import temporary_folder
 from tests.tiny import WholeRun, Workspace, replicas_on
 from tests.two_devices import MODEL

@@ -14,7 +14,7 @@ if os.environ.get("TEST_GPUS") != "1":
 
 from myxtts.config.schema import PlacementConfig
 from myxtts.placement import devices
-from myxtts.placement.routes import plan_routes
+from myxtts.placement.settings import plan_routes
 
 SIMULATED = 4
 HALF_MIB = 2048  # of a GPU that is split; CUDA and its libraries need more than both

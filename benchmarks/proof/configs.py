@@ -19,8 +19,10 @@ from myxtts.config.schema import (
     VocoderConfig,
 )
 from myxtts.devicefeed.routes import Placement
-from myxtts.models import asr, vocoder, xtts
-from myxtts.training.setup import configure_devices
+from myxtts.run.setup import configure_devices
+from myxtts.tasks.asr import network as asr
+from myxtts.tasks.tts import network as xtts
+from myxtts.tasks.vocoder import network as vocoder
 
 SMALL_BATCH, SMALL_BUCKETS = 4, 2
 

@@ -19,10 +19,10 @@ from fakes.toy_models import toy_models
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import log_mel
 from myxtts.devicefeed.devices import synchronize
-from myxtts.models.alignment import search_by_frames
 from myxtts.placement.devices import xla_failure
-from myxtts.tasks.alignment_choice import compiled, search_of
-from myxtts.throughput.measure import (
+from myxtts.tasks.tts.alignment import search_by_frames
+from myxtts.tasks.tts.alignment_choice import compiled, search_of
+from myxtts.trial.steps import (
     Batch,
     ProfiledRun,
     measure_isolated,

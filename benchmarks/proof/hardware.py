@@ -16,11 +16,15 @@ from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from myxtts.base.machine import available_memory_mib, core_count
 from myxtts.config.schema import PlacementConfig
 from myxtts.placement.gpu_memory import DriverUnavailable, ask_driver
-from myxtts.placement.routes import plan_routes
-from myxtts.preflight import prerequisites
-from myxtts.preflight.checks import Check
-from myxtts.preflight.prerequisites import check_gpu_software, check_packages, package_requirements
-from myxtts.training.description import source_commit
+from myxtts.placement.settings import plan_routes
+from myxtts.run.description import source_commit
+from myxtts.trial.preflight import prerequisites
+from myxtts.trial.preflight.checks import Check
+from myxtts.trial.preflight.prerequisites import (
+    check_gpu_software,
+    check_packages,
+    package_requirements,
+)
 
 TITLE = "What is here"
 # Of a GPU's memory before the proof starts: a desktop uses less, a training more.

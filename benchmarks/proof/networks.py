@@ -12,11 +12,13 @@ from benchmarks.proof.section import Scope
 from myxtts.config.schema import Config
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.routes import Route
-from myxtts.models import asr, vocoder, xtts
-from myxtts.models.teacher import TeacherModel
-from myxtts.models.xtts import build_xtts
 from myxtts.placement.replicas import make_replicas
+from myxtts.tasks.asr import network as asr
 from myxtts.tasks.registry import task_of
+from myxtts.tasks.tts import network as xtts
+from myxtts.tasks.tts.network import build_xtts
+from myxtts.tasks.tts.teacher import TeacherModel
+from myxtts.tasks.vocoder import network as vocoder
 
 ODE_STEPS, GUIDANCE = 2, 1.5  # of a teacher; 1 and 1.0 evaluate the flow once
 

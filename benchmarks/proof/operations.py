@@ -32,22 +32,23 @@ from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import griffin_lim
 from myxtts.batches.pipeline import Pipeline
 from myxtts.batches.plan import Pass
+from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.config.schema import Config
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.devicefeed.routes import Route
-from myxtts.models.ctc import ctc_losses, greedy_decode
-from myxtts.models.vocoder import build_vocoder
-from myxtts.models.xtts import TEXT_INPUTS
-from myxtts.placement.audit import audit
 from myxtts.placement.replicas import make_replicas
+from myxtts.run.schedule import ConstantRates
+from myxtts.run.setup import RunCorpora, build_state, load_run_corpora, make_step, tune
+from myxtts.run.start import Start
+from myxtts.run.step import SKIPPED
+from myxtts.tasks.asr.ctc import ctc_losses, greedy_decode
 from myxtts.tasks.registry import task_of
-from myxtts.tasks.tts import synthesis_options
+from myxtts.tasks.tts.network import TEXT_INPUTS
+from myxtts.tasks.tts.task import synthesis_options
+from myxtts.tasks.vocoder.network import build_vocoder
 from myxtts.text.symbols import BLANK_ID
-from myxtts.training.runs import RunFolder
-from myxtts.training.schedule import ConstantRates
-from myxtts.training.setup import RunCorpora, Start, build_state, load_run_corpora, make_step, tune
-from myxtts.training.step import SKIPPED
+from myxtts.trial.preflight.kernels import audit
 
 TITLE = "Every operation"
 CPU = "/CPU:0"

@@ -11,14 +11,15 @@ import numpy as np
 from benchmarks.proof.runs import LEAST_S, NO_TIME, read_reports, run_flags, run_program
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.toy_models import toy_models
+from myxtts.checkpoints.files import Checkpoint, checkpoint_of
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.devicefeed.errors import UserError
-from myxtts.placement.routes import named_gpus, plan_routes
-from myxtts.throughput.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
-from myxtts.throughput.model import QueueDepths, StageTimes
-from myxtts.throughput.planner import Candidate, Speeds, StageProfile, predict, resample_steps
-from myxtts.training.checkpoint_files import Checkpoint, checkpoint_of
+from myxtts.placement.bound import QueueDepths, Speeds, StageTimes
+from myxtts.placement.settings import named_gpus, plan_routes
+from myxtts.trial.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
+from myxtts.trial.candidates import Candidate, predict
+from myxtts.trial.stages import StageProfile, resample_steps
 
 TITLE = "Placements"
 # A GPU of 8 GB has both, and what CUDA needs.
@@ -304,8 +305,8 @@ def measured_stages(scope: Scope, config: Config, found: Findings) -> StageProfi
 
 def measure_stages(config: Config, steps: int) -> StageProfile:
     """Measure the stages of a replica in isolation, and the all-reduce if there are two devices."""
-    from myxtts.throughput import measure
-    from myxtts.throughput.measure import measurement_window, open_run
+    from myxtts.trial import steps as measure
+    from myxtts.trial.steps import measurement_window, open_run
 
     with open_run(config) as run:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)

@@ -21,13 +21,14 @@ from benchmarks.proof.runs import NO_TIME
 from benchmarks.proof.section import Figure, Scope, SectionResult, table
 from fakes.copies import find_copies
 from fakes.toy_models import toy_models
-from myxtts.batch import first_rows
 from myxtts.config.schema import Config
 from myxtts.devicefeed.routes import Route
-from myxtts.models.layers import parameter_count
-from myxtts.placement.audit import audit
+from myxtts.run.memory import forecast_memory
+from myxtts.tasks.contract import first_rows
+from myxtts.tasks.layers import parameter_count
 from myxtts.tasks.registry import task_of
-from myxtts.throughput.measure import (
+from myxtts.trial.preflight.kernels import audit
+from myxtts.trial.steps import (
     MeasurementWindow,
     ProfiledRun,
     SampleBatches,
@@ -36,7 +37,6 @@ from myxtts.throughput.measure import (
     open_run,
     time_step,
 )
-from myxtts.training.memory import forecast_memory
 
 TITLE = "Stage times"
 MODELS = (

@@ -34,12 +34,12 @@ from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.devicefeed.producer import Producer
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.placement.replicas import make_replicas
+from myxtts.run import loop
+from myxtts.run.saving import save_nothing
+from myxtts.run.setup import build_state, configure_devices, make_schedule, make_step
+from myxtts.run.step import Step
+from myxtts.run.stop_request import StopRequest
 from myxtts.tasks.registry import length_rule_of, task_of
-from myxtts.training import loop
-from myxtts.training.checkpoints import save_nothing
-from myxtts.training.setup import build_state, configure_devices, make_schedule, make_step
-from myxtts.training.step import Step
-from myxtts.training.stop_request import StopRequest
 
 TITLE = "Threads"
 MAX_STEPS, SMALL_STEPS = 20_000, 4

@@ -5,6 +5,7 @@ package adds its own as entry points of `myxtts.GROUP`. An extra whose folder wa
 out.
 
     corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout
+    hooks      make(TrainingSetup, Checkpoints, StopRequest) -> Hook or None; before the feed opens
     stores     open(url) -> Store, or None for a URL that another one opens
 """
 
@@ -27,6 +28,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "tar_shards": "myxtts.extras.store.tar_shards:read_tar_shards",
         "audio": "myxtts.corpus.layouts:read_folder",
     },
+    "hooks": {"sync": "myxtts.extras.jobs.hook:make"},
     "stores": {"obstore": "myxtts.extras.store.stores:open_store"},
 }
 

@@ -14,18 +14,16 @@ from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import make_folder
 from myxtts.batches.plan import Plan, bucket_bounds
 from myxtts.config.schema import Config
-from myxtts.corpus.demo_corpus import make_demo_corpus
-from myxtts.corpus.layouts import leave_out, read_rows
-from myxtts.corpus.manifest import (
+from myxtts.corpus.build import (
     UNKNOWN_LANGUAGE,
     UNKNOWN_SYMBOL,
-    LengthRule,
-    Manifest,
-    Vocabulary,
     build_manifest,
     frontend_of,
     report_rejected,
 )
+from myxtts.corpus.demo_corpus import make_demo_corpus
+from myxtts.corpus.layouts import leave_out, read_rows
+from myxtts.corpus.manifest import LengthRule, Manifest, Vocabulary
 from myxtts.corpus.rows import RejectedRow, Row, Rows, RowTuple
 from myxtts.corpus.texts import TeacherRows, read_lines, read_texts, teacher_row_count
 from myxtts.text import espeak, normalisers

@@ -20,14 +20,12 @@ import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
 from myxtts.base.errors import ConfigError
+from myxtts.base.progress import EpochHistory, Position
 from myxtts.corpus.manifest import Manifest
 from myxtts.corpus.texts import TeacherRows
 
 # So the costs in `bucket_bounds`, a square table of float64, take at most 512 KiB.
 CANDIDATES = 256
-
-EpochHistory = tuple[tuple[int, int], ...]
-"""(replicas, steps) pairs: so many steps of the epoch were taken with so many replicas."""
 
 
 def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -> np.ndarray:
@@ -313,24 +311,6 @@ class Plan:
         padding = 1 - real / np.maximum(padded, 1)
         columns = (self.bounds, self.batch_sizes.max(axis=1), utterances, padding)
         return [row for row in zip(*map(np.ndarray.tolist, columns), strict=True) if row[2]]
-
-
-class Position(NamedTuple):
-    """The next step of a run: the state of the data in a checkpoint.
-
-    `step` counts within the part of the epoch that `history` has left, which is empty unless the
-    number of replicas changed during this epoch.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    history: EpochHistory = ()
-
-    def after_resize(self, previous_replicas: int) -> "Position":
-        """Return this position for a run that continues with another number of replicas."""
-        if not self.step:
-            return self
-        return Position(self.epoch, 0, (*self.history, (previous_replicas, self.step)))
 
 
 class Pass(NamedTuple):

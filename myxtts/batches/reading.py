@@ -11,12 +11,11 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm, read_wave
+from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.loudness import with_loudness
 from myxtts.base.errors import DataError
 from myxtts.base.members import Member, member_of, read_member, read_members
-from myxtts.batch import TEXT
+from myxtts.batches.contract import TEXT
 from myxtts.batches.plan import PlannedBatch
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.manifest import Manifest
@@ -48,19 +47,6 @@ def read_waves(
         )
         waves["reference_pcm"] = read_rows(rows, starts, samples, reference_samples)
     return waves
-
-
-def read_row(manifest: Manifest, row: int, lufs: float | None = None) -> np.ndarray:
-    """Read the wave of an utterance at a loudness, or as it is: float32 [samples] in [-1, 1].
-
-    Raises DataError if it cannot be read.
-    """
-    start = int(manifest.starts[row])
-    wave = read_wave(manifest.paths[row], int(manifest.samples[row]), start=start)
-    if lufs is None:
-        return wave
-    with tf.device("/CPU:0"):
-        return with_loudness(tf.constant(wave[None]), lufs)[0].numpy()
 
 
 def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from myxtts.base.errors import ConfigError
 from myxtts.commands.launch import add_worker_flags, worker_addresses
-from myxtts.commands.parser import CommandParser, add_flag, bounded
+from myxtts.config.parser import CommandParser, add_flag, bounded
 from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.distributed.launcher import launch
 
@@ -52,8 +52,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 def run_worker(cluster: Cluster, gpus: int | None) -> int:
     """Run the checks as one worker; the chief prints the results."""
     # These import TensorFlow, which takes seconds.
-    from myxtts.preflight.checks import check_lines
-    from myxtts.preflight.distributed import all_reduce_table, check_cluster, cluster_checks
+    from myxtts.trial.preflight.checks import check_lines
+    from myxtts.trial.preflight.distributed import all_reduce_table, check_cluster, cluster_checks
 
     result = check_cluster(cluster, gpus)
     checks = [*cluster_checks(result)]

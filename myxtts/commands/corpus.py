@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from myxtts.commands.parser import CommandParser, add_flag, bounded
+from myxtts.config.parser import CommandParser, add_flag, bounded
 from myxtts.corpus.demo_corpus import MAX_SPEAKERS, grammar_languages, make_demo_corpus
 
 NAME = "corpus"

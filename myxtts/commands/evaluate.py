@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.base.errors import ConfigError
-from myxtts.commands import parser as flags
-from myxtts.commands.parser import add_flag, bounded
+from myxtts.config import parser as flags
+from myxtts.config.parser import add_flag, bounded
 from myxtts.config.schema import flag_of
 from myxtts.config.synthesis import BOUNDS
 
@@ -51,8 +51,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if (options["audio_root"] or options["columns"]) and options["data"] is None:
         raise ConfigError("--audio-root and --columns need --data. Leave them out.")
     # Imports TensorFlow, which takes seconds.
-    from myxtts.evaluation.evaluate import evaluate_run
-    from myxtts.evaluation.held_out import EvaluationOptions
+    from myxtts.tasks.evaluation.evaluate import evaluate_run
+    from myxtts.tasks.evaluation.held_out import EvaluationOptions
 
     run, checkpoint = options.pop("run"), options.pop("checkpoint")
     evaluate_run(run, checkpoint, EvaluationOptions(**options))

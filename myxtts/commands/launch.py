@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from myxtts.base.errors import ConfigError
-from myxtts.commands.parser import CommandParser, add_flag, bounded
 from myxtts.config.advice import command_of
 from myxtts.config.flags import SCRIPTS
+from myxtts.config.parser import CommandParser, add_flag, bounded
 from myxtts.distributed.cluster import check_addresses
 from myxtts.distributed.launcher import launch, local_workers
 

@@ -18,9 +18,9 @@ from types import ModuleType
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.errors import ConfigError, check_packages
 from myxtts.base.processes import exit_at_sigterm
-from myxtts.commands.parser import local_path, parser_of
 from myxtts.config.advice import command_of, nearest
 from myxtts.config.flags import SCRIPTS, SETTINGS
+from myxtts.config.parser import local_path, parser_of
 
 COMMANDS = tuple(SCRIPTS)
 COMPLETION = "--print-completion"

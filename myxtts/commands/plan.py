@@ -9,11 +9,11 @@ from typing import Any
 
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import check_writable, write_json
-from myxtts.commands.parser import CommandParser, add_flag, add_json_flag, bounded
+from myxtts.config.parser import CommandParser, add_flag, add_json_flag, bounded
 from myxtts.config.schema import DataConfig
-from myxtts.throughput import planner
-from myxtts.throughput.model import DEFAULT_DEPTHS, STAGES, QueueDepths
-from myxtts.throughput.planner import Profile, StageStatistics
+from myxtts.placement.bound import DEFAULT_DEPTHS, STAGES, QueueDepths
+from myxtts.trial import candidates as planner
+from myxtts.trial.candidates import Profile, StageStatistics
 
 NAME = "plan"
 HELP = "Predict the throughput of every placement from the times of the stages."

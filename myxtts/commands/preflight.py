@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 
 from myxtts.base.files import check_writable, write_json
-from myxtts.commands.parser import add_flag, add_json_flag, bounded, read_settings, settings_parser
+from myxtts.config.parser import add_flag, add_json_flag, bounded, read_settings, settings_parser
 from myxtts.config.schema import Config
 
 NAME = "preflight"
@@ -28,7 +28,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     config, options = parse(argv, prog)
     # Imports TensorFlow, which takes seconds.
-    from myxtts.preflight.validate import validate
+    from myxtts.trial.preflight.validate import validate
 
     report = validate(config, options.steps)
     print(f"\n{report.summary()}")

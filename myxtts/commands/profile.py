@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.base.files import check_writable, write_json, write_whole
-from myxtts.commands import parser as flags
+from myxtts.config import parser as flags
 from myxtts.config.schema import Config
 
 NAME = "profile"
@@ -30,7 +30,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     check_writable("--json", options.json_file)
     check_writable("--trace", options.trace)
     # Imports TensorFlow, which takes seconds.
-    from myxtts.throughput.profiler import chrome_trace, profile
+    from myxtts.trial.profile import chrome_trace, profile
 
     rows, spans = profile(config, options.num_steps)
     print("\n".join(row.line for row in rows if row.text))

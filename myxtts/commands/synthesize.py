@@ -10,8 +10,8 @@ from pathlib import Path
 from myxtts.base.console import sound_on_stdout
 from myxtts.base.errors import DataError
 from myxtts.base.files import decode_text
-from myxtts.commands import parser as flags
-from myxtts.commands.parser import add_flag, add_switch
+from myxtts.config import parser as flags
+from myxtts.config.parser import add_flag, add_switch
 from myxtts.text.times import FORMS
 
 NAME = "synthesize"
@@ -60,7 +60,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     sound = sound_on_stdout() if is_stream else nullcontext(options["out"])
     with sound as options["out"]:
         text = read_text(options.pop("text"), options.pop("text_file"))
-        from myxtts.synthesis.speech_file import write_speech
+        from myxtts.tasks.tts.speech_file import write_speech
 
         write_speech(text=text, **options)
     return 0

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from myxtts.base.errors import DataError
-from myxtts.commands import parser as flags
-from myxtts.commands.parser import add_flag
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.commands.synthesize import read_text
+from myxtts.config import parser as flags
 from myxtts.config.flags import SETTINGS
+from myxtts.config.parser import add_flag
 from myxtts.text.frontend import Stages, TextFrontend, read_lexicon
 from myxtts.text.languages import choose_language
 from myxtts.text.normalisers import description
 from myxtts.text.sentences import empty_text_message, split_text
-from myxtts.training.runs import TrainedRun
 
 NAME = "text"
 HELP = "Print how a text is read: normalised, by the lexicon, as phonemes."

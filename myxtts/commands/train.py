@@ -2,15 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from myxtts.commands.parser import add_switch, read_settings, settings_parser
 from myxtts.config.load import dump, json_schema
+from myxtts.config.parser import add_switch, read_settings, settings_parser
 from myxtts.config.schema import Config
-
-if TYPE_CHECKING:
-    from myxtts.training.hooks import Hook
 
 NAME = "train"
 HELP = "Train a voice, a speech recogniser or a vocoder."
@@ -32,25 +28,12 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         return 0
     if options.print_config:
         if (config.training.init_from or config.teacher.teacher) and not config.run.resume:
-            from myxtts.training.runs import with_inherited_settings  # imports NumPy
+            from myxtts.run.start import with_inherited_settings
 
             config = with_inherited_settings(config)
         print(dump(config), end="")
         return 0
-    return run(config)
+    # Imports NumPy, and TensorFlow later.
+    from myxtts.trial.auto import train_placed
 
-
-def run(config: Config, more: Iterable["Hook"] = ()) -> int:
-    """Train, with `more` hooks, in the placement that is the fastest if the settings leave it open.
-
-    Returns the exit code.
-    """
-    # Imported here, because TensorFlow takes seconds.
-    from myxtts.train import train
-
-    if config.placement.placement == "auto":
-        from myxtts.throughput.auto import choose_placement
-        from myxtts.throughput.measure import measure_stage_times
-
-        config = choose_placement(config, measure_stage_times)
-    return train(config, more=more)
+    return train_placed(config)

@@ -7,8 +7,8 @@ from pathlib import Path
 from myxtts.audio.audio_file import RECORDING, check_recording
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import check_writable, make_folder
-from myxtts.commands import parser as flags
-from myxtts.commands.parser import add_flag, bounded
+from myxtts.config import parser as flags
+from myxtts.config.parser import add_flag, bounded
 from myxtts.corpus.audio_folder import suffix_of
 from myxtts.text.times import FORMS, times_files
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         make_folder(out or Path(), "--out")
         options["times"] = times_files(options["files"], form, out or Path())
     # Imports TensorFlow, which takes seconds.
-    from myxtts.recognition.transcriber import write_transcripts
+    from myxtts.tasks.asr.transcriber import write_transcripts
 
     write_transcripts(**options)
     return 0

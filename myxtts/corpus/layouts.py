@@ -18,6 +18,7 @@ import numpy as np
 from myxtts.base import plugins
 from myxtts.base.errors import DataError
 from myxtts.base.members import is_url, member_of, stand_in
+from myxtts.base.names import canonical_name
 from myxtts.config.schema import DataConfig
 from myxtts.corpus import audio_folder
 from myxtts.corpus.audio_folder import AudioFolder, suffix_of
@@ -32,7 +33,6 @@ from myxtts.corpus.rows import (
     with_values,
 )
 from myxtts.corpus.tables import FORMATS
-from myxtts.text.languages import canonical_name
 
 RANK_BYTES = 16
 

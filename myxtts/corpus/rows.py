@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from myxtts.text.languages import alike, canonical_name
+from myxtts.base.names import alike, canonical_name
 
 DEFAULT_SPEAKER = "default"
 SHOWN_CHARACTERS = 500

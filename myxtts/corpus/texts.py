@@ -11,7 +11,8 @@ import numpy as np
 
 from myxtts.base.errors import DataError
 from myxtts.base.files import decode_text
-from myxtts.corpus.manifest import MAX_TEXT_CHARACTERS, Manifest, Vocabulary
+from myxtts.corpus.build import MAX_TEXT_CHARACTERS
+from myxtts.corpus.manifest import Manifest, Vocabulary
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import choose_language
 

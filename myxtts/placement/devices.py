@@ -30,7 +30,7 @@ from myxtts.placement.gpu_memory import (
     limits_of,
     read_memory,
 )
-from myxtts.placement.routes import hidden_gpus_warning, plan_routes
+from myxtts.placement.settings import hidden_gpus_warning, plan_routes
 
 # LLVM ends the process: its PTX 8.5 does not support sm_120
 # (github.com/tensorflow/tensorflow/issues/111958).

@@ -14,8 +14,8 @@ from myxtts.config.schema import WorkersConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.distributed.cluster import Cluster
-from myxtts.distributed.worker_group import TIMEOUTS, worker_group
 from myxtts.placement.devices import gpu_names
+from myxtts.placement.worker_group import TIMEOUTS, worker_group
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.devicefeed.times import Span, Timeline
 from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, judge_alignment
+from myxtts.report.assess import WAIT_SHARE, grade
 from myxtts.report.metrics import FIGURES, History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
-from myxtts.throughput.assess import WAIT_SHARE, grade
 
 TIMELINE = "timeline.json"
 # The lanes show the newest 24 steps: a bar of more is too thin on a phone. After a pause of more

@@ -12,12 +12,12 @@ import numpy as np
 
 from myxtts.audio.vocoder import LoadVocoder
 from myxtts.base.files import new_folder, numbered_name, tolerate_full_disk
-from myxtts.batch import first_rows
 from myxtts.config.schema import Config
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, Field, LoadFrozen
 from myxtts.report.plots import png_bytes
 from myxtts.report.reporter import TensorBoard
+from myxtts.tasks.contract import first_rows
 
 # Arrays of its own size that a block keeps for its gradient. Measured: 16.8 MiB a row of 4 s
 # (`normal`) and 5.2 MiB a row of 3 s (`tiny`), where this number gives 16.2 and 3.4.
@@ -105,6 +105,8 @@ class Task(ABC):
     """What a run trains: batches, network, metric and samples."""
 
     name: str  # value of the setting `task`
+    product: str  # what a run of it makes, in words
+    options: tuple[str, ...]  # of its evaluation alone; see `EvaluationOptions`
     sizes: Mapping[str, Any]  # dimensions of the network by the setting `model_size`
     components: tuple[str, ...]  # of layers, by their names in `component_layers`
     supports_xla: bool = False  # whether XLA compiles the training step
@@ -187,3 +189,13 @@ def computes_as_evaluated(config: Config) -> bool:
 def kept_bytes(config: Config) -> int:
     """Return the bytes of a kept value."""
     return 4 if config.training.precision == "float32" else 2
+
+
+Throttle = Callable[[], None]
+"""Waits until the feed is full; to be called between two batches, when nothing is queued on the
+device.
+"""
+
+
+def no_throttle() -> None:
+    """Stand in for a throttle where nothing else uses the device."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from myxtts.base.errors import DataError
-from myxtts.text.languages import canonical_code
+from myxtts.base.names import canonical_code
 
 # The sample rate of every formant voice.
 SAMPLE_RATE_HZ = 22_050

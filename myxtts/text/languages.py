@@ -1,7 +1,7 @@
 """Names, one spelling of each; languages: their codes, and their scripts."""
 
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,34 +11,10 @@ from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
 
 from myxtts.base.errors import DataError
+from myxtts.base.names import canonical_code
 
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
 SHARED_SCRIPTS = ("Zyyy", "Zinh", "Zzzz")
-_JOINERS = "\u200c\u200d"
-
-
-@cache
-def canonical_name(name: str) -> str:
-    """Return a name in NFC, without outer spaces and without what is invisible, but for joiners
-    within, which Persian and Indic names have.
-    """
-    composed = unicodedata.normalize("NFC", name)
-    shown = (c for c in composed if c in _JOINERS or unicodedata.category(c) != "Cf")
-    return "".join(shown).strip().strip(_JOINERS).strip()
-
-
-def alike(names: Iterable[str]) -> list[list[str]]:
-    """Return the names that differ in case, spaces, joiners or compatibility form only."""
-    groups = defaultdict(list)
-    for name in sorted(names):
-        folded = unicodedata.normalize("NFKC", name).casefold()
-        groups["".join(c for c in folded if not c.isspace() and c not in _JOINERS)].append(name)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def canonical_code(language: str) -> str:
-    """Return a language code or locale in lower case with hyphens: en_GB → en-gb."""
-    return canonical_name(language).lower().replace("_", "-")
 
 
 def choose_language(language: str | None, trained: Sequence[str], flag: str = "--language") -> str:

@@ -12,8 +12,9 @@ from itertools import takewhile
 from fontTools.unicodedata import script as script_of
 
 from myxtts.base.errors import DataError
+from myxtts.base.names import canonical_code
 from myxtts.text import espeak
-from myxtts.text.languages import SHARED_SCRIPTS, canonical_code, scripts_of
+from myxtts.text.languages import SHARED_SCRIPTS, scripts_of
 
 MAX_NAMED = 0.5  # of the letters of a text
 # Of its words. Arabic without vowel signs stays below 0.28, Hebrew without points has 0.5.

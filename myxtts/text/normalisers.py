@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 import yaml
 
 from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.names import canonical_code
 from myxtts.text import espeak
-from myxtts.text.languages import canonical_code
 from myxtts.text.sentences import clauses_of
 
 Normaliser = Literal["none", "words-1"]

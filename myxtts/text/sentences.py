@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from myxtts.text.languages import canonical_code
+from myxtts.base.names import canonical_code
 
 # The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is
 # slow, 200 characters take 20 s, the longest utterance of the default settings (`max_seconds`).

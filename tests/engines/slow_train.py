@@ -8,7 +8,8 @@ import time
 
 from fakes.toy_models import toy_models
 from myxtts.base.console import filter_stderr, report_errors, set_environment
-from myxtts.commands.train import parse, run
+from myxtts.commands.train import parse
+from myxtts.trial.auto import run
 
 
 class Sleep:

@@ -13,7 +13,7 @@ from unittest import mock
 
 from myxtts.base import members
 from myxtts.base.errors import DataError
-from myxtts.commands import pack
+from myxtts.extras.store import pack_command as pack
 from tests.engines.s3_server import BUCKET, S3Server
 from tests.fixtures import entered, temporary_folder
 

@@ -14,8 +14,8 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 
-from myxtts import ray_train
 from myxtts.base.errors import ConfigError, DataError
+from myxtts.extras.ray import ray_train
 from tests.engines.runs import FLAGS, STEPS, losses, make_corpus, train, train_by_tf_config
 from tests.fixtures import temporary_folder
 

@@ -5,8 +5,8 @@ import unittest
 import numpy as np
 
 from myxtts.audio.format import HOP_SAMPLES
-from myxtts.synthesis.player_files import load_litert
-from myxtts.synthesis.spoken_text import voice_inputs
+from myxtts.extras.export.player_files import load_litert
+from myxtts.speak.chunks import voice_inputs
 from tests import onnx_voice
 from tests.fixtures import temporary_folder
 

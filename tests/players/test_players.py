@@ -20,7 +20,7 @@ from wyoming.audio import AudioChunk, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
-from myxtts.synthesis.spoken_text import voice_inputs
+from myxtts.speak.chunks import voice_inputs
 from tests.fixtures import DEADLINE_S
 from tests.players.voice import TEXT, exported_voice
 

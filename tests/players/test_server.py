@@ -23,7 +23,8 @@ import soundfile
 import uvicorn
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.serving.server import Desk, Web
+from myxtts.extras.serve.desk import Desk
+from myxtts.extras.serve.server import Web
 from tests.fixtures import DEADLINE_S, temporary_folder
 from tests.players.test_players import spoken
 from tests.players.voice import (

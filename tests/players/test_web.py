@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.serving.speakers import ExportedSpeaker
-from myxtts.synthesis.page import npm_files, write_page
-from myxtts.synthesis.spoken_text import FRONTEND
+from myxtts.extras.export.web import npm_files, write_page
+from myxtts.speak.chunks import FRONTEND
+from myxtts.speak.player import ExportedSpeaker
 from tests.fixtures import temporary_folder
 from tests.players.voice import (
     CHROMIUM,

@@ -18,7 +18,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.serving.speakers import ExportedSpeaker
+from myxtts.speak.player import ExportedSpeaker
 
 ENGLISH = " ,.abdefhijklmnoprstuvwzæðŋɐɑɔəɚɛɜɡɪɫɹɾʃʊʌʒʔˈˌːθᵻ"
 TEXT = os.environ.get("TEXT", "The old teacher sang a quiet song.")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.files import check_writable, make_folder, write_json
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.devicefeed.errors import PlacementError
 from tests.robustness.faults.case import SCENARIOS, Settings
 from tests.robustness.faults.injection import compile_shim

@@ -75,7 +75,7 @@ MUTANTS = (
         "Dual",
     ),
     Planted(
-        *("the step runs where batches are made", DEVICE, "training/step.py"),
+        *("the step runs where batches are made", DEVICE, "run/step.py"),
         """reach the operations.
             with tf.device(self._state.device):""",
         """reach the operations.
@@ -89,7 +89,7 @@ MUTANTS = (
         "Dual",
     ),
     Planted(
-        *("the GPU that trains observes", DEVICE, "placement/routes.py"),
+        *("the GPU that trains observes", DEVICE, "placement/settings.py"),
         '{"auto": data,',
         '{"auto": "",',
         "Dual",
@@ -125,7 +125,7 @@ MUTANTS = (
         "Dual",
     ),
     Planted(
-        *("rates stay on the host", HOST, "training/step.py"),
+        *("rates stay on the host", HOST, "run/step.py"),
         """steps_done = number - 1
         with tf.device(self._device):""",
         """steps_done = number - 1
@@ -133,7 +133,7 @@ MUTANTS = (
         "Dual",
     ),
     Planted(
-        *("the request to stop stays on the host", HOST, "training/step.py"),
+        *("the request to stop stays on the host", HOST, "run/step.py"),
         """with tf.device(device):
             self._stop =""",
         """with tf.device("/CPU:0"):
@@ -155,7 +155,7 @@ MUTANTS = (
         "Threads",
     ),
     Planted(
-        *("limits of the other role", LIMITS, "placement/routes.py"),
+        *("limits of the other role", LIMITS, "placement/settings.py"),
         'return {"data": data or DEFAULT_DATA_MEMORY_MIB, "model": model or',
         'return {"data": model or DEFAULT_DATA_MEMORY_MIB, "model": data or',
         "Limits",

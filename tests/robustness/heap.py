@@ -69,7 +69,6 @@ def write_memory(path: str) -> None:
 
 def grow_interned() -> None:
     """Make Python's table of interned strings as large as it becomes in a long run; see above."""
-    from myxtts import train  # noqa: F401  with TensorFlow, whose names are most of the table
 
     strings = [sys.intern(f"interned {number}") for number in range(STRINGS)]
     strings.clear()

@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from myxtts.checkpoints.files import latest, read_record
 from myxtts.report.metrics import read_metrics
-from myxtts.training.checkpoint_files import latest, read_record
 
 ROOT = Path(__file__).parents[2]
 GPUS = 3

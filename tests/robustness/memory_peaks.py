@@ -66,12 +66,13 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
     import tensorflow as tf
 
     from myxtts.batches.plan import Pass
+    from myxtts.checkpoints.run_folder import RunFolder
     from myxtts.commands import train
-    from myxtts.preflight.checks import Report
-    from myxtts.preflight.trial import HEADROOM, Trial, check_model
-    from myxtts.throughput.measure import train_steps
-    from myxtts.training.runs import RunFolder
-    from myxtts.training.setup import load_run_corpora, open_run, resolve_start
+    from myxtts.run.setup import load_run_corpora, open_run
+    from myxtts.run.start import resolve_start
+    from myxtts.trial.preflight.checks import Report
+    from myxtts.trial.preflight.first_steps import HEADROOM, Trial, check_model
+    from myxtts.trial.steps import train_steps
     from tests.sine_corpus import write_corpus
 
     def peaks() -> dict[str, float]:
@@ -94,7 +95,7 @@ def measure(folder: Path, task: str, size: str) -> dict[str, tuple[float, float]
             tf.config.experimental.reset_memory_stats(name[1:])
         setup = trial.setup
         # Where nothing is computed, losses are what was in memory.
-        unchecked = mock.patch("myxtts.training.loop.require_finite")
+        unchecked = mock.patch("myxtts.run.loop.require_finite")
         feed_of_run = trial.pipeline.open_feed(Pass())
         with unchecked, feed_of_run as feed, ThreadPoolExecutor(1) as observer:
             for _ in range(STEPS):

@@ -49,9 +49,9 @@ DEVICES, REPLICAS = "test_dual_gpu_device_placement", "test_replicas"
 REST_OF_EPOCH = f"{REPLICAS}.RestOfEpochTest"
 # Module -> test modules or classes that test it, quick ones first.
 TESTS = {
-    "placement/routes.py": ("test_routes", DEVICES),
+    "placement/settings.py": ("test_routes", DEVICES),
     "placement/replicas.py": ("test_worker_group", REPLICAS, "test_check_distributed"),
-    "placement/audit.py": ("test_audit", DEVICES),
+    "trial/preflight/kernels.py": ("test_audit", DEVICES),
     "batches/plan.py": (
         *("test_batch_plan", REST_OF_EPOCH, "test_readers", PIPELINE_TEST, REFERENCE_TEST),
     ),
@@ -64,17 +64,17 @@ TESTS = {
     "devicefeed/audit.py": ("test_audit", DEVICES),
     "batches/reading.py": ("test_readers", PIPELINE, DAMAGED),
     "batches/pcm_cache.py": ("test_readers", PIPELINE_TEST),
-    "training/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),
-    "training/step.py": ("test_step", "test_audit", RESUME, REPLICAS),
-    "training/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, REPLICAS),
-    "training/schedule.py": ("test_schedule",),
-    "training/observation.py": ("test_step", "test_run.CompleteRun", RESUME),
-    "training/checkpoints.py": ("test_checkpoint", "test_sync", RESUME),
-    "models/alignment.py": ("test_alignment", "test_model"),
-    "models/ctc.py": ("test_ctc", "test_transcribe", "test_asr"),
-    "models/layers.py": ("test_model", "test_flow"),
-    "local_sgd/merge.py": ("test_merge", "test_sync"),
-    "local_sgd/sync.py": ("test_sync", "test_jobs"),
+    "run/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),
+    "run/step.py": ("test_step", "test_audit", RESUME, REPLICAS),
+    "run/state.py": ("test_step", "test_checkpoint", RESUME, DEVICES, REPLICAS),
+    "run/schedule.py": ("test_schedule",),
+    "run/observation.py": ("test_step", "test_run.CompleteRun", RESUME),
+    "run/saving.py": ("test_checkpoint", "test_sync", RESUME),
+    "tasks/tts/alignment.py": ("test_alignment", "test_model"),
+    "tasks/asr/ctc.py": ("test_ctc", "test_transcribe", "test_asr"),
+    "tasks/layers.py": ("test_model", "test_flow"),
+    "extras/jobs/merge.py": ("test_merge", "test_sync"),
+    "extras/jobs/sync.py": ("test_sync", "test_jobs"),
 }
 
 OPPOSITES = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.Is: ast.IsNot}

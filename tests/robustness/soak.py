@@ -40,7 +40,7 @@ from myxtts.base.console import report_errors
 from myxtts.base.errors import TrainingError
 from myxtts.base.files import check_writable, make_folder, write_json
 from myxtts.base.processes import ChildProcess, ProgramSpec
-from myxtts.commands.parser import bounded
+from myxtts.config.parser import bounded
 from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.devicefeed.errors import PlacementError
 from tests.robustness.heap import EVERY_S

@@ -91,7 +91,7 @@ run_all(argparse.Namespace(**json.loads(sys.argv[1])))
 
 
 def run_all(options: argparse.Namespace) -> None:
-    import myxtts.throughput.measure  # noqa: F401 - before the forks
+    import myxtts.trial.steps  # noqa: F401 - before the forks
     from tests.sine_corpus import write_corpus
     from tests.virtual_gpu import variables
 
@@ -162,8 +162,10 @@ def wide_networks(channels: int) -> Iterator[None]:
     """Let the networks of size tiny have few layers and many channels; losses that are not finite,
     since nothing is computed, are no errors.
     """
-    from myxtts.models import asr, vocoder, xtts
-    from myxtts.training import loop
+    from myxtts.run import loop
+    from myxtts.tasks.asr import network as asr
+    from myxtts.tasks.tts import network as xtts
+    from myxtts.tasks.vocoder import network as vocoder
 
     voice = xtts.XTTSSize(channels, 1, 1, flow_blocks=1, heads=4, latents=4)
     small = vocoder.VocoderSize(channels, blocks=1, pitch_channels=64, pitch_blocks=1)
@@ -179,7 +181,7 @@ def wide_networks(channels: int) -> Iterator[None]:
 def opened(argv: str, channels: int) -> Iterator:
     """Open a run on one replica or several."""
     from myxtts.commands import train
-    from myxtts.throughput import measure
+    from myxtts.trial import steps as measure
 
     with (
         wide_networks(channels),
@@ -198,8 +200,8 @@ def set_speeds(speeds: Mapping[int, float]) -> None:
 
 def profile_all(argv: str, channels: int, speeds: Sequence[float]) -> dict:
     """Return the profiles of GPUs of these speeds, with the all-reduce with a GPU of speed 1."""
-    from myxtts.throughput import measure
-    from myxtts.throughput.planner import StageProfile
+    from myxtts.trial import steps as measure
+    from myxtts.trial.stages import StageProfile
 
     profiles = {}
     with opened(argv + "--data-gpu 0 --model-gpu 1", channels) as run:
@@ -221,8 +223,10 @@ def rank(config, profiles: dict, speeds: tuple[float, ...]):
     """
     from dataclasses import replace
 
-    from myxtts.throughput import auto, planner
-    from myxtts.throughput.model import QueueDepths
+    from myxtts.placement.bound import QueueDepths
+    from myxtts.trial import auto
+    from myxtts.trial import candidates as planner
+    from myxtts.trial.stages import resample_steps
 
     def of_pair(_, placed):
         made, trained = (
@@ -241,9 +245,7 @@ def rank(config, profiles: dict, speeds: tuple[float, ...]):
     def equal(prediction):
         rows = (data.batch_size,) * prediction.candidate.replicas
         candidate = replace(prediction.candidate, rows=rows, speeds=relative)
-        sampled = planner.resample_steps(
-            times, profile.bucket, candidate.replicas, auto.SIMULATED_STEPS
-        )
+        sampled = resample_steps(times, profile.bucket, candidate.replicas, auto.SIMULATED_STEPS)
         return planner.predict(candidate, sampled, depths, profile.all_reduce_s)
 
     simple, timed = [], []
@@ -277,7 +279,7 @@ def time_all(argv: str, channels: int, jobs: Sequence[Job]) -> dict[Job, tuple[f
     from dataclasses import replace
 
     from myxtts.batches.plan import Pass
-    from myxtts.throughput import measure
+    from myxtts.trial import steps as measure
 
     times = {}
     with opened(argv, channels) as run:
@@ -359,9 +361,10 @@ def slow_down(task: str, folder: Path, options: argparse.Namespace) -> None:
 
 def train_through(argv: str, channels: int, steps: int) -> None:
     from myxtts.commands import train
+    from myxtts.trial.auto import train_placed
 
     with wide_networks(channels):
-        assert train.run(train.parse(argv.split())[0], [SlowDown(steps)]) == 0
+        assert train_placed(train.parse(argv.split())[0], [SlowDown(steps)]) == 0
 
 
 class SlowDown(NamedTuple):

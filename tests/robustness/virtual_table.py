@@ -221,7 +221,7 @@ def run_rows(side: str, arguments: list[str]) -> None:
     """Run programs in forks of this process, which has imported what takes seconds."""
     folder, *names = arguments
     commands = (f"myxtts.commands.{row.command}" for row in ROWS.values())
-    for module in ("soundfile", "myxtts.train", *commands):
+    for module in ("soundfile", "myxtts.run.page", *commands):
         importlib.import_module(module)
     from tests.sine_corpus import write_corpus
 
@@ -273,7 +273,9 @@ def run_row(name: str, side: str, folder: Path) -> int:
     """Run a program in this process; return its exit code."""
     from fakes.toy_models import toy_models
     from myxtts.base.console import report_errors
-    from myxtts.models import asr, vocoder, xtts
+    from myxtts.tasks.asr import network as asr
+    from myxtts.tasks.tts import network as xtts
+    from myxtts.tasks.vocoder import network as vocoder
 
     row = ROWS[name]
     smallest = {

@@ -75,7 +75,7 @@ sys.exit(run_all(argparse.Namespace(**json.loads(sys.argv[1]))))
 
 
 def run_all(options: argparse.Namespace) -> int:
-    import myxtts.throughput.measure  # noqa: F401 - before the forks
+    import myxtts.trial.steps  # noqa: F401 - before the forks
     from tests.sine_corpus import write_corpus
     from tests.virtual_gpu import variables
 
@@ -115,11 +115,13 @@ def measure(
 
     from fakes.toy_models import toy_models
     from myxtts.commands import train
-    from myxtts.models import vocoder
-    from myxtts.models.xtts import SIZES, XTTSSize
-    from myxtts.throughput import measure, planner
-    from myxtts.throughput.auto import SIMULATED_STEPS
-    from myxtts.throughput.planner import StageProfile
+    from myxtts.placement.bound import Speeds
+    from myxtts.tasks.tts.network import SIZES, XTTSSize
+    from myxtts.tasks.vocoder import network as vocoder
+    from myxtts.trial import candidates as planner
+    from myxtts.trial import steps as measure
+    from myxtts.trial.auto import SIMULATED_STEPS
+    from myxtts.trial.stages import StageProfile, resample_steps
 
     argv = f"--task {task} --train-data {folder}/corpus/corpus.csv {FLAGS} {FLAGS_OF[task]}"
     argv += f" --batch-size 2 {PLACEMENTS[placement]}"
@@ -165,10 +167,8 @@ def measure(
     relative = [tuple(float(each) / float(speeds[i]) for each in speeds) for i in (0, 1)]
     relative.append((found.fixed,) * len(speeds))
     rows = run.setup.corpora.training.plan.batch_sizes.sum(axis=0).tolist()
-    candidate = planner.Candidate(
-        config.placement, run.placement, planner.Speeds(*relative), tuple(rows)
-    )
-    sampled = planner.resample_steps(
+    candidate = planner.Candidate(config.placement, run.placement, Speeds(*relative), tuple(rows))
+    sampled = resample_steps(
         found.times.per_reader(config.data.num_workers), found.bucket, replicas, SIMULATED_STEPS
     )
     predicted = planner.predict(candidate, sampled, all_reduce_s=found.all_reduce_s)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tests.virtual_gpu import variables
 
-IMPORTS = ("tensorflow", "librosa.filters", "myxtts.train", "fakes.toy", "fakes.threads")
+IMPORTS = ("tensorflow", "librosa.filters", "myxtts.run.page", "fakes.toy", "fakes.threads")
 
 
 class Program(NamedTuple):

@@ -13,7 +13,7 @@ from benchmarks.proof import operations
 from myxtts.audio.mel import log_mel
 from myxtts.base import tf_internals
 from myxtts.base.portable_ops import float32_matmul, function_per_device_type
-from myxtts.models.prosody import target_prosody
+from myxtts.tasks.tts.prosody import target_prosody
 from tests.sine_corpus import librosa_log_mel, signals
 
 CPU, GPU = "/CPU:0", "/GPU:0"

@@ -30,10 +30,10 @@ from myxtts.commands import train
 from myxtts.config.schema import PlacementConfig
 from myxtts.devicefeed.upload import Source
 from myxtts.placement import devices
-from myxtts.placement.routes import plan_routes
-from myxtts.training.observation import Validation
-from myxtts.training.setup import TrainingSetup
-from myxtts.training.step import Step
+from myxtts.placement.settings import plan_routes
+from myxtts.run.observation import Validation
+from myxtts.run.setup import TrainingSetup
+from myxtts.run.step import Step
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import write_corpus
 

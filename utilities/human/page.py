@@ -24,6 +24,8 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from myxtts.tasks import loading
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
@@ -114,13 +116,13 @@ def speak(run: Path, vocoder: str | None, corpus: Path, rows: list[Row]) -> list
     """Return the sounds of sentences by all systems that are installed."""
     from myxtts.audio.mel import log_mel
     from myxtts.audio.vocoder import vocode
+    from myxtts.checkpoints.trained_run import TrainedRun
     from myxtts.placement import devices
-    from myxtts.synthesis.synthesizer import Synthesizer
-    from myxtts.training.runs import TrainedRun
+    from myxtts.tasks.tts.synthesizer import Synthesizer
 
     device = devices.configure_default().routes[0].model
     trained = TrainedRun.open(run, None)
-    copier = trained.select_vocoder(vocoder).load(device)
+    copier = loading.load_vocoder(trained.select_vocoder(vocoder), device)
     voices = {
         "voice": Synthesizer(run, device, vocoder),
         "griffin-lim": Synthesizer(run, device, "griffin-lim"),

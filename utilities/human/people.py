@@ -115,7 +115,7 @@ def measure(
 ) -> None:
     """Speak with a run as each speaker, and print whose voice it is; files go to RUN/people."""
     from myxtts.placement import devices
-    from myxtts.synthesis.synthesizer import Synthesizer
+    from myxtts.tasks.tts.synthesizer import Synthesizer
 
     embed = embedder()
     device = devices.configure_default().routes[0].model

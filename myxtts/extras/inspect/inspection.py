@@ -23,8 +23,9 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_csv
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest, frontend_of
 from myxtts.corpus.layouts import read_rows
-from myxtts.corpus.manifest import LengthRule, Manifest, Vocabulary, build_manifest, frontend_of
+from myxtts.corpus.manifest import LengthRule, Manifest, Vocabulary
 from myxtts.corpus.rows import RejectedRow, Rows
 from myxtts.extras.inspect.quality import Quality, measure
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH, TextFrontend

@@ -24,15 +24,8 @@ from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
 from myxtts.base.errors import DataError
 from myxtts.base.members import INDEX, Member, base_of, is_url
 from myxtts.config.schema import DataConfig, flag_of
-from myxtts.corpus.manifest import (
-    CHUNK_ROWS,
-    LengthRule,
-    Manifest,
-    Vocabulary,
-    duration_fault,
-    flat_indices,
-    text_fault,
-)
+from myxtts.corpus.build import duration_fault, text_fault
+from myxtts.corpus.manifest import CHUNK_ROWS, LengthRule, Manifest, Vocabulary, flat_indices
 from myxtts.corpus.rows import CorpusOptions, RejectedRow, Row, Rows, shortened
 from myxtts.extras.store.parquet import load_pyarrow
 from myxtts.text import espeak

@@ -38,16 +38,9 @@ from myxtts.base.members import is_url, member_of, store_of
 from myxtts.batches.corpora import check_languages
 from myxtts.config.flags import with_values
 from myxtts.config.schema import MAX_SECONDS, MIN_SECONDS, Config
+from myxtts.corpus.build import build_manifest, frontend_of, report_rejected
 from myxtts.corpus.layouts import read_as_configured
-from myxtts.corpus.manifest import (
-    CHUNK_ROWS,
-    LengthRule,
-    Manifest,
-    Vocabulary,
-    build_manifest,
-    frontend_of,
-    report_rejected,
-)
+from myxtts.corpus.manifest import CHUNK_ROWS, LengthRule, Manifest, Vocabulary
 from myxtts.corpus.rows import Row
 from myxtts.extras.store.packed import INDEX, METADATA, NO_SYMBOLS, PackedRows, reading_of
 from myxtts.extras.store.parquet import load_pyarrow

@@ -17,8 +17,9 @@ from myxtts.audio import audio_file
 from myxtts.audio.audio_file import REFERENCE, read_pcm, read_recording
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.manifest import LengthRule
 from myxtts.corpus.rows import RowTuple
 from myxtts.extras.inspect.inspection import inspect_corpus
 from tests.robustness.cases import Case, Lab

@@ -9,8 +9,9 @@ import numpy as np
 import soundfile
 
 from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
-from myxtts.corpus.manifest import LengthRule, build_manifest
+from myxtts.corpus.manifest import LengthRule
 from myxtts.corpus.rows import Rows
 from tests.robustness.cases import Case, Lab, warnings
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from myxtts.serving.server import listen
-from myxtts.serving.speakers import open_voice
+from myxtts.extras.serve.desk import listen
+from myxtts.speak.player import open_voice
 from tests.robustness.cases import PROJECT, Case, Lab
 from tests.robustness.cases.files import LFS
 

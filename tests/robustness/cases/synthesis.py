@@ -9,7 +9,7 @@ import numpy as np
 import soundfile
 
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.synthesis.synthesizer import Synthesizer
+from myxtts.tasks.tts.synthesizer import Synthesizer
 from tests.robustness.cases import Case, Lab, warnings
 from tests.robustness.cases.files import LFS
 

@@ -16,7 +16,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import myxtts.commands.train
-import myxtts.train  # noqa: F401 - imports TensorFlow, for all forks
+import myxtts.run.page  # noqa: F401 - imports TensorFlow, for all forks
 from fakes.toy_models import toy_models
 from tests.robustness.faults import children
 from tests.robustness.faults.case import Result, Settings, draw

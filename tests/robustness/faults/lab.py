@@ -10,8 +10,8 @@ import numpy as np
 import soundfile
 
 from myxtts.base.clock import Interval
+from myxtts.checkpoints.files import list_checkpoints, step_of
 from myxtts.report.metrics import read_metrics
-from myxtts.training.checkpoint_files import list_checkpoints, step_of
 from tests.robustness.faults.children import Prepare
 
 SCRIPT = "train_main.py"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from myxtts.training.checkpoint_files import step_of
+from myxtts.checkpoints.files import step_of
 from tests.robustness.faults import injection
 from tests.robustness.faults.children import Child
 from tests.robustness.faults.damage import damage

@@ -1,0 +1,495 @@
+"""Rows -> manifest: checks every row, and keeps the result until something changes."""
+
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import MISSING, fields
+from functools import lru_cache, partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from myxtts.audio.audio_file import (
+    TRIMMED_S,
+    WHOLE,
+    AudioHeader,
+    UnusableAudio,
+    check_finite,
+    read_header,
+    read_pcm,
+    resampled_length,
+    speech_span,
+)
+from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.base.errors import DataError
+from myxtts.base.files import FileStamp, file_stamp, write_csv, write_whole
+from myxtts.base.members import is_url, member_of
+from myxtts.base.names import canonical_code, canonical_name
+from myxtts.config.schema import DataConfig
+from myxtts.corpus.manifest import (
+    CHUNK_ROWS,
+    DIGEST_BYTES,
+    STRING_COLUMNS,
+    LengthRule,
+    Manifest,
+    Vocabulary,
+)
+from myxtts.corpus.rows import RejectedRow, Row, Rows, RowTuple, shortened
+from myxtts.text.frontend import TextFrontend, read_lexicon
+from myxtts.text.named import ADVICE
+from myxtts.text.symbols import SymbolTable
+
+Reject = Callable[[Row, str, str], None]
+"""(row, reason, detail): notes that a row is unusable."""
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+# Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
+CACHE_FORMAT = 7
+BEFORE = ".before.npz"  # the manifest that another one has replaced
+# More than cores, since they mostly wait for the disk.
+HEADER_THREADS = 8
+# Twice the frames of the longest utterance, which is more than its symbols.
+MAX_TEXT_CHARACTERS = 20_000
+# The times of subtitles, and of some Kaldi segments, exceed the recording a little.
+MAX_EXCESS_S = 0.5
+# Durations in metadata are rounded.
+MAX_REST_S = 0.02
+UNKNOWN_LANGUAGE = "language unknown to the training corpus"
+UNKNOWN_SYMBOL = "symbol unknown to the training corpus"
+
+
+class _Audio(NamedTuple):
+    """A usable file, by the name in the metadata and without links."""
+
+    row: Row
+    path: str
+    real_path: str
+    start: int
+    samples: int
+    native: bool
+
+
+def build_manifest(
+    rows: Rows,
+    data: DataConfig,
+    length_rule: LengthRule | None,
+    vocabulary: Vocabulary | None = None,
+    *,
+    grow: bool = False,
+    cache: Path | None = None,
+    workers: int = HEADER_THREADS,
+    frontend: TextFrontend | None = None,
+) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
+    """Check every row, and collect the usable ones as columns.
+
+    Args:
+        length_rule: utterances with fewer frames than it needs are rejected. If None, no text is
+            read: utterances have no tokens.
+        vocabulary: of the training manifest, for a validation corpus: rows with another symbol or
+            language are rejected, other speakers are appended. With `grow`, their symbols and
+            languages are appended, too. If None, it is made from the usable rows.
+        cache: file for the result, valid until a file, a row or an argument changes.
+        frontend: of the run; by default as the settings say.
+
+    Returns the manifest, which may be empty, its vocabulary, and the rejected rows by line, without
+    those in `rows.rejected`.
+    """
+    frontend = frontend or frontend_of(data)
+    if not isinstance(rows.rows, RowTuple):
+        return rows.rows.manifest(data, length_rule, vocabulary, grow, frontend)
+    # Characters need no language, so that any name is one.
+    spell = canonical_code if length_rule and frontend.kind == "phonemes" else canonical_name
+    codes = {row.language: spell(row.language) for row in rows.rows}
+    earlier = vocabulary.languages if vocabulary else ()
+    # An earlier run keeps its spelling.
+    known = {spell(name): name for name in earlier}
+    codes = {name: known.get(code, code) for name, code in codes.items()}
+    spelled = RowTuple(row._replace(language=codes[row.language]) for row in rows.rows)
+    rows = rows._replace(rows=spelled)
+    key = ""
+    if cache:
+        reading = frontend.kind, frontend.normaliser, sorted(frontend.lexicon.items())
+        settings = (data.min_seconds, data.max_seconds, data.trim, *reading, length_rule, grow)
+        key = _cache_key(rows, settings, vocabulary, workers)
+        if cached := _load(cache, key):
+            return cached
+    rejected: list[RejectedRow] = []
+
+    def reject(row: Row, reason: str, detail: str) -> None:
+        place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
+        rejected.append(RejectedRow(*place, reason, shortened(detail)))
+
+    audio = _usable_audio(rows, reject, data, workers)
+    usable = [(utterance, list[str]()) for utterance in audio]
+    if length_rule is not None:
+        allowed = None if grow else vocabulary
+        usable = list(_usable_text(audio, reject, frontend, length_rule, allowed))
+    manifest, vocabulary = _columns(usable, vocabulary)
+    rejected.sort(key=lambda row: (row.metadata, row.line))
+    if cache:
+        _save(cache, key, manifest, vocabulary, rejected)
+    return manifest, vocabulary, rejected
+
+
+def frontend_of(data: DataConfig) -> TextFrontend:
+    """Return the front end of a new run; raise DataError for an unusable --lexicon."""
+    lexicon = read_lexicon(Path(data.lexicon) if data.lexicon is not None else None)
+    return TextFrontend(data.text_frontend, data.text_normaliser, lexicon)
+
+
+def report_rejected(
+    rejected: Sequence[RejectedRow],
+    corpora: Sequence[tuple[Rows, Manifest]],
+    max_rejected: float,
+    listing: Path,
+    unneeded: Sequence[RejectedRow] = (),
+) -> None:
+    """Write the rejected rows to the CSV file `listing`, by line, and log a summary.
+
+    Raises DataError if more than the fraction `max_rejected` of all rows of the corpora is
+    rejected, or a corpus has no usable row. The unneeded rows are listed and do not count.
+    """
+    write_csv(listing, [RejectedRow._fields, *sorted([*rejected, *unneeded])])
+    if not rejected:
+        return
+    counts = Counter(row.reason for row in rejected).most_common(5)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
+    total = sum(len(rows.rows) + len(rows.rejected) for rows, _ in corpora)
+    first = f"the first is {rejected[0].audio}: {rejected[0].detail or rejected[0].reason}"
+    found = f"{len(rejected)} of {total} utterances cannot be used ({reasons}; {first})"
+    summary = f"{found}; {listing} lists them"
+    for rows, manifest in corpora:
+        if not len(manifest) and (rows.rows or rows.rejected):
+            raise DataError(f"{rows.metadata} has no usable utterances: {summary}. Fix these rows.")
+    if len(rejected) > max_rejected * total:
+        raise DataError(
+            f"at most {max_rejected:.1%} of the utterances may be unusable, but {summary}. Fix or"
+            " remove these rows, or raise --max-rejected."
+        )
+    log.warning("%s", summary)
+
+
+def _usable_audio(rows: Rows, reject: Reject, data: DataConfig, workers: int) -> list[_Audio]:
+    usable: list[_Audio] = []
+    line_of: dict[tuple[str, int, int], int] = {}
+    # Many rows may be stretches of one file.
+    files = lru_cache(64)(read_header), lru_cache(64)(check_finite)
+    examine = partial(_examine, folder=os.path.abspath(rows.folder), data=data, files=files)
+    for row, audio in _in_threads(examine, rows.rows, workers, "headers"):
+        if isinstance(audio, UnusableAudio):
+            reject(row, audio.reason, audio.detail)
+            continue
+        place = audio.real_path, audio.start, audio.samples
+        if place in line_of:
+            reject(row, "duplicate path", f"line {line_of[place]} also names it")
+        else:
+            line_of[place] = row.line
+            usable.append(audio)
+    return usable
+
+
+def _examine(
+    row: Row,
+    folder: str,
+    data: DataConfig,
+    files: tuple[Callable[[str], AudioHeader], Callable[[str], None]],
+) -> _Audio | UnusableAudio:
+    """Check the file of a row; `files` are read_header and check_finite."""
+    read_header, check_finite = files
+    is_member = member_of(row.audio) is not None
+    path = row.audio
+    if not is_url(path):
+        path = os.path.normpath(os.path.join(folder, path))
+    real_path = os.path.realpath(path)
+    # Links may lead anywhere: in caches of Hugging Face, DVC and git-annex all files are links. The
+    # second condition accepts absolute names that start with the target of a linked folder.
+    roots = (os.path.join(folder, ""), os.path.join(os.path.realpath(folder), ""))
+    try:
+        if not (is_member or path.startswith(roots[0]) or real_path.startswith(roots[1])):
+            advice = "--audio-root can name a folder that contains it"
+            raise UnusableAudio("outside the corpus folder", f"{path}; {advice}")
+        header = read_header(path)
+        length = resampled_length(header.samples, header.rate_hz)
+        start, samples = _stretch(row, length)
+        # Longer ones are rejected below, without decoding hours.
+        if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * SAMPLE_RATE_HZ:
+            start, samples = _trimmed(path, start, samples, data.trim)
+        if fault := duration_fault(samples, data):
+            raise fault
+        # This reads all samples, and only those of 32 bits may be on any scale.
+        if header.wide:
+            check_finite(path)
+    except UnusableAudio as error:
+        return error
+    # Of a native file all samples are decoded.
+    return _Audio(row, path, real_path, start, samples, header.native and 2 * samples >= length)
+
+
+def duration_fault(samples: int, data: DataConfig) -> UnusableAudio | None:
+    """Return what to raise of an utterance that is shorter or longer than the settings allow."""
+    # Rounded away from the limit, so that the message does not seem to contradict it.
+    ms = 1000 * samples / SAMPLE_RATE_HZ
+    if samples < data.min_seconds * SAMPLE_RATE_HZ:
+        limit = f"at least {data.min_seconds} s (--min-seconds)"
+        return UnusableAudio("too short", f"{math.floor(ms) / 1000:.3f} s, {limit}")
+    if samples > data.max_seconds * SAMPLE_RATE_HZ:
+        limit = f"at most {data.max_seconds} s (--max-seconds)"
+        return UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
+    return None
+
+
+def _stretch(row: Row, length: int) -> tuple[int, int]:
+    """Return the first sample of a row, or WHOLE, and its number of samples, at SAMPLE_RATE_HZ."""
+    if row.end_s is None and not row.start_s:
+        return WHOLE, length
+    start = round(row.start_s * SAMPLE_RATE_HZ)
+    end = length if row.end_s is None else round(row.end_s * SAMPLE_RATE_HZ)
+    if end - length > MAX_EXCESS_S * SAMPLE_RATE_HZ or start >= min(end, length):
+        stretch = f"{row.start_s:.3f} s to {end / SAMPLE_RATE_HZ:.3f} s"
+        detail = f"{stretch}, but the file has {length / SAMPLE_RATE_HZ:.3f} s"
+        raise UnusableAudio("not in the recording", detail)
+    end = min(end, length)
+    if start == 0 and length - end <= MAX_REST_S * SAMPLE_RATE_HZ:
+        return WHOLE, length
+    return start, end - start
+
+
+def _trimmed(path: str, start: int, samples: int, below_db: float) -> tuple[int, int]:
+    """Return a stretch without the silence at its ends; raise UnusableAudio if it is unreadable."""
+    try:
+        first, end = speech_span(read_pcm(path, samples, start=start), below_db)
+    except DataError as error:
+        raise UnusableAudio("unreadable", str(error)) from error
+    if end - first == samples:
+        return start, samples
+    return max(start, 0) + first, end - first
+
+
+def _in_threads(
+    examine: Callable[[Row], Result], rows: Sequence[Row], workers: int, label: str
+) -> Iterator[tuple[Row, Result]]:
+    chunks = [rows[begin : begin + CHUNK_ROWS] for begin in range(0, len(rows), CHUNK_ROWS)]
+    with ThreadPoolExecutor(workers) as pool, _bar(len(rows), label) as bar:
+        try:
+            examined = pool.map(lambda chunk: [examine(row) for row in chunk], chunks)
+            for chunk, results in zip(chunks, examined, strict=True):
+                yield from zip(chunk, results, strict=True)
+                bar.update(len(chunk))
+        finally:
+            # Ctrl-C must not wait for the rest of the corpus.
+            pool.shutdown(cancel_futures=True)
+
+
+def _bar(total: int, label: str) -> tqdm:
+    """Return a progress bar, which is shown on a terminal only."""
+    return tqdm(total=total, desc=label, unit="utt", leave=False, disable=None)
+
+
+def _usable_text(
+    audio: Sequence[_Audio],
+    reject: Reject,
+    frontend: TextFrontend,
+    length_rule: LengthRule,
+    vocabulary: Vocabulary | None,
+) -> Iterator[tuple[_Audio, list[str]]]:
+    """Yield the utterances whose text can be spoken and aligned, with their symbols.
+
+    At the end, log what of the texts is left to espeak-ng.
+    """
+    left: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    texts = 0
+    with _bar(len(audio), "text") as bar:
+        for utterance in audio:
+            bar.update()
+            row = utterance.row
+            if len(row.text) > MAX_TEXT_CHARACTERS:
+                limit = f"{len(row.text):,} characters, at most {MAX_TEXT_CHARACTERS:,}"
+                reject(row, "text too long", limit)
+                continue
+            try:
+                stages = frontend.stages(row.text, row.language)
+            except DataError as error:
+                reject(row, "text cannot be read", str(error))
+                continue
+            symbols = stages.symbols
+            left.update(stages.left)
+            texts += bool(stages.left)
+            named.update(stages.named)
+            if not symbols:
+                reject(row, "no text", row.text)
+            elif fault := text_fault(
+                symbols, row.language, utterance.samples, length_rule, vocabulary
+            ):
+                reject(row, *fault)
+            else:
+                yield utterance, symbols
+    if left:
+        most = ", ".join(word for word, _ in left.most_common(8))
+        line = "left           %d of %d texts have emoji or what espeak-ng reads in its own way: %s"
+        log.info(line, texts, len(audio), most)
+    if named:
+        most = ", ".join(word for word, _ in named.most_common(8))
+        line = "named          %d words whose letters espeak-ng names, not reads: %s. %s"
+        log.warning(line, named.total(), most, ADVICE)
+
+
+def text_fault(
+    symbols: Sequence[str],
+    language: str,
+    samples: int,
+    rule: LengthRule,
+    vocabulary: Vocabulary | None,
+) -> tuple[str, str] | None:
+    """Return why an utterance cannot be trained on: reason and detail; None if it can."""
+    if vocabulary and language not in vocabulary.languages:
+        return UNKNOWN_LANGUAGE, language
+    if vocabulary and (unknown := vocabulary.symbols.unknown(symbols)):
+        return UNKNOWN_SYMBOL, " ".join(unknown)
+    frames, needed = frame_count(samples), rule.frames_needed(symbols)
+    if frames < needed:
+        detail = f"{frames} frames, but {len(symbols)} symbols need {needed}"
+        return "audio too short for its text", detail
+    return None
+
+
+def _columns(
+    usable: Sequence[tuple[_Audio, list[str]]], vocabulary: Vocabulary | None
+) -> tuple[Manifest, Vocabulary]:
+    rows = [audio.row for audio, _ in usable]
+    new = Vocabulary(
+        SymbolTable.from_sequences(symbols for _, symbols in usable),
+        tuple(sorted({row.speaker for row in rows})),
+        tuple(sorted({row.language for row in rows})),
+    )
+    vocabulary = vocabulary.extended_by(new) if vocabulary else new
+    speaker_rows = {name: number for number, name in enumerate(vocabulary.speakers)}
+    language_rows = {name: number for number, name in enumerate(vocabulary.languages)}
+    tokens = [np.zeros(0, np.int32)] * len(usable)
+    for row, (_, symbols) in enumerate(usable):
+        if symbols:
+            tokens[row] = vocabulary.symbols.encode(symbols)
+    counts = np.array([*map(len, tokens)], np.int32)
+    manifest = Manifest(
+        ids=tuple(row.id for row in rows),
+        paths=tuple(audio.path for audio, _ in usable),
+        texts=tuple(row.text for row in rows),
+        starts=np.array([audio.start for audio, _ in usable], np.int64),
+        samples=np.array([audio.samples for audio, _ in usable], np.int32),
+        native=np.array([audio.native for audio, _ in usable], bool),
+        tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
+        token_start=np.cumsum(counts, dtype=np.int64) - counts,
+        token_counts=counts,
+        speaker=np.array([speaker_rows[row.speaker] for row in rows], np.int32),
+        language=np.array([language_rows[row.language] for row in rows], np.int32),
+    )
+    return manifest, vocabulary
+
+
+def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
+    """Return a SHA-256 of what a manifest depends on: rows, arguments, sizes and times of files."""
+    known = _vocabulary_to_json(vocabulary) if vocabulary else None
+    paths = str(rows.metadata), os.path.realpath(rows.folder)
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
+
+    def stamp_of(row: Row) -> FileStamp | None:
+        member = member_of(row.audio)
+        return file_stamp(member.tar if member else os.path.join(rows.folder, row.audio))
+
+    for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files"):
+        digest.update(json.dumps([row, stamp]).encode())
+    return digest.hexdigest()
+
+
+def _save(
+    cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]
+) -> None:
+    """Write an .npz file followed by its SHA-256, which np.load and zip tools ignore."""
+    values = vars(manifest).items()
+    columns = {name: value for name, value in values if isinstance(value, np.ndarray)}
+    document: dict[str, Any] = {name: getattr(manifest, name) for name in STRING_COLUMNS}
+    document |= {"key": key, "tables": _vocabulary_to_json(vocabulary), "rejected": rejected}
+    body = io.BytesIO()
+    columns["document"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    np.savez(body, **columns)  # type: ignore[arg-type]
+    write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
+
+
+def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow]] | None:
+    """Read a result that was saved under `key`; None if there is none or the file is damaged."""
+    saved = _read(cache)
+    if saved is None or saved[0] == key:
+        return saved and saved[1:]
+    log.info("the corpus or its settings have changed: rebuilding %s", cache)
+    os.replace(cache, cache.with_suffix(BEFORE))
+    return None
+
+
+def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
+    """Return in words how the rows of a corpus differ from those of a run with this fingerprint, if
+    their manifest is still there. It is put back, if that of another corpus has replaced it.
+    """
+
+    def rows(manifest: Manifest) -> list[str]:
+        texts = (" ".join(text.split()) for text in manifest.texts)
+        columns = zip(manifest.ids, manifest.samples / SAMPLE_RATE_HZ, texts, strict=True)
+        return [f"{name} ({seconds:.3f} s, {text!r})" for name, seconds, text in columns]
+
+    for path in (cache.with_suffix(BEFORE), cache):
+        saved = read_manifest(path)
+        if saved and saved[0].fingerprint == fingerprint:
+            os.replace(path, cache)
+            old, new = rows(saved[0]), rows(now)
+            found = f"{len(new)} training rows, and {len(old)} before"
+            if sorted(old) == sorted(new):
+                found = f"the same {len(new)} training rows in another order"
+            for number, pair in enumerate(zip_longest(old, new, fillvalue="none"), 1):
+                if pair[0] != pair[1]:
+                    was, is_now = map(shortened, pair)
+                    return f": {found}; row {number} was {was} and is {is_now}"
+            return ": the same rows have other speakers, languages, lengths or symbols"
+    return ""
+
+
+def read_manifest(cache: Path) -> tuple[Manifest, Vocabulary] | None:
+    """Read a manifest whatever has become of its corpus; None without the file, or if damaged."""
+    saved = _read(cache)
+    return saved and saved[1:3]
+
+
+def _read(cache: Path) -> tuple[str, Manifest, Vocabulary, list[RejectedRow]] | None:
+    try:
+        blob = cache.read_bytes()
+    except FileNotFoundError:
+        return None
+    body = blob[:-DIGEST_BYTES]
+    if hashlib.sha256(body).digest() != blob[-DIGEST_BYTES:]:
+        log.warning("%s is damaged and will be rebuilt", cache)
+        return None
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        columns = dict(arrays)
+    document = json.loads(columns.pop("document").tobytes())
+    columns |= {name: tuple(document[name]) for name in STRING_COLUMNS if name in document}
+    required = {field.name for field in fields(Manifest) if field.default is MISSING}
+    if columns.keys() != required:
+        log.info("%s is of another version of MyXTTS and will be rebuilt", cache)
+        return None
+    symbols, speakers, languages = document["tables"]
+    vocabulary = Vocabulary(SymbolTable(tuple(symbols)), tuple(speakers), tuple(languages))
+    rejected = [RejectedRow(*row) for row in document["rejected"]]
+    return document["key"], Manifest(**columns), vocabulary, rejected
+
+
+def _vocabulary_to_json(vocabulary: Vocabulary) -> list:
+    return [vocabulary.symbols.symbols, vocabulary.speakers, vocabulary.languages]

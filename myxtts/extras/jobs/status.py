@@ -1,0 +1,204 @@
+"""The state, PID and progress of a launcher of independent jobs. No TensorFlow."""
+
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from myxtts.base.clock import format_duration
+from myxtts.base.errors import ConfigError
+from myxtts.base.files import write_whole
+from myxtts.checkpoints.files import latest, step_of
+from myxtts.extras.jobs.shards import CorpusShards, align_columns
+from myxtts.report.metrics import read_last_report
+from myxtts.report.overview import read_facts
+
+WARMSTART = "warmstart"
+STATE_FILE = "launcher.json"
+PID_FILE = "launcher.pid"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ProcessState(_Strict):
+    """A process of the launcher, when the file was written.
+
+    `rejected` means exit code 2; `dead` is a process that ended with a launcher that was killed.
+    """
+
+    state: Literal["pending", "running", "done", "stopped", "rejected", "failed", "dead"]
+    pid: int | None = None
+    restarts: int = 0
+
+
+class MergeResult(_Strict):
+    """A finished merge; exit code 1 means that the merged weights are worse than the best job."""
+
+    job_steps: dict[str, int]
+    exit_code: int
+
+    def describe(self, merged: Path) -> str:
+        """Describe the merged run in this folder."""
+        names = ", ".join(f"{name} (step {step})" for name, step in self.job_steps.items())
+        if self.exit_code:
+            return f"{merged} has the weights of the best job: the merge of {names} was worse"
+        return f"{merged} is the merge of {names}"
+
+
+class ImmutableSettings(_Strict):
+    """Settings that cannot change after the warm start; `corpus`: those that shards depend on."""
+
+    gpus: list[int]
+    warmstart_steps: int
+    sync_every: int
+    corpus: dict[str, Any]
+
+
+class LauncherState(_Strict):
+    """Content of launcher.json.
+
+    Attributes:
+        stage: current or last stage.
+        shards: None until the corpus is split.
+    """
+
+    host: str
+    stage: Literal["shards", "warmstart", "jobs", "merge", "done"] = "shards"
+    immutable: ImmutableSettings
+    total_steps: int
+    shards: CorpusShards | None = None
+    processes: dict[str, ProcessState] = {}
+    merge: MergeResult | None = None
+
+    def write(self, folder: Path) -> None:
+        write_whole(folder / STATE_FILE, (self.model_dump_json(indent=1) + "\n").encode())
+
+
+def read_state(folder: Path) -> LauncherState | None:
+    """Read the state of a run's launcher, if there is one. Raises ConfigError if it is damaged."""
+    path = folder / STATE_FILE
+    try:
+        return LauncherState.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"{path} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}. Start"
+            " another run with --run; the runs next to the file are intact."
+        ) from error
+
+
+def _require_state(folder: Path) -> LauncherState:
+    state = read_state(folder)
+    if state is None:
+        raise ConfigError(
+            f"{folder} has no independent jobs. Name their run with --run and --runs-dir."
+        )
+    return state
+
+
+@contextmanager
+def launcher_lock(folder: Path) -> Iterator[None]:
+    """Let `stop_launcher` find this process for the scope; the run must be locked.
+
+    This process locks the file of its PID, since the PID of a killed launcher may belong to another
+    process by now.
+    """
+    with open(folder / PID_FILE, "w") as file:
+        # Before the lock, so that a locked file has the PID of who locks it.
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        # `_running_launcher` may hold a shared lock for a moment.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _running_launcher(folder: Path) -> int | None:
+    """Return the PID of the launcher that runs in a folder, on this machine, if there is one."""
+    with suppress(FileNotFoundError), open(folder / PID_FILE) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read())
+    return None
+
+
+def stop_launcher(folder: Path) -> str:
+    """Send SIGTERM to the launcher of a run and wait for its end; return a message."""
+    state = _require_state(folder)
+    if state.host != socket.gethostname():
+        raise ConfigError(f"the launcher of {folder} runs on {state.host}. Stop it there.")
+    pid = _running_launcher(folder)
+    if pid is None:
+        return f"no launcher of {folder} is running; it ended in stage {state.stage}"
+    # It may have just ended.
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    # The lock is free once the launcher has ended.
+    with open(folder / PID_FILE) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+    return f"stopped the launcher of {folder} (process {pid}); resume with --resume"
+
+
+def status_report(folder: Path) -> str:
+    """Describe the state of a run's launcher and jobs, for another terminal."""
+    state = _require_state(folder)
+    launcher = "done" if state.stage == "done" else "not running; resume with --resume"
+    if state.host != socket.gethostname():
+        launcher = f"started on {state.host}; check there whether it is running"
+    elif pid := _running_launcher(folder):
+        launcher = f"running (process {pid})"
+    else:
+        # They ran when the launcher was killed, and died with it.
+        for process in state.processes.values():
+            if process.state == "running":
+                process.state = "dead"
+    lines = [f"run            {folder}", f"stage          {state.stage}"]
+    lines += [f"launcher       {launcher}", *progress_table(folder, state)]
+    if state.merge is not None:
+        lines.append(f"result         {state.merge.describe(folder / 'merged')}")
+    return "\n".join(lines)
+
+
+def read_progress(run: Path) -> dict[str, Any]:
+    """Return the newest report of a run, with the step of its newest report or checkpoint."""
+    checkpoint = latest(run / "checkpoints")
+    report = read_last_report(run / "metrics.jsonl")
+    step = max(report.get("step", 0), step_of(checkpoint) if checkpoint else 0)
+    return report | {"step": step}
+
+
+def progress_table(folder: Path, state: LauncherState) -> list[str]:
+    """Return the lines of a table with the progress of warm start and jobs."""
+    figures = ("step", "loss", "steps/s", "busy", "epoch", "ETA", "restarts", "process")
+    rows = [("job", "state", *figures)]
+    for name, process in state.processes.items():
+        if name == "merge":
+            continue
+        progress = read_progress(folder / name)
+        total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
+        eta = "-"
+        if process.state == "running" and progress.get("remaining_s") is not None:
+            eta = format_duration(progress["remaining_s"])
+        loss = f"{progress['loss']:.3f}" if progress.get("loss") is not None else "-"
+        speed = f"{progress['steps_per_s']:.2f}" if progress.get("steps_per_s") else "-"
+        share = progress.get("accelerator_utilisation")
+        busy = f"{100 * share:.0f} %" if share is not None else "-"
+        epoch_steps = read_facts(folder / name).get("steps_per_epoch", 0)
+        epoch = "-"
+        if epoch_steps and progress.get("steps_per_s"):
+            epoch = format_duration(epoch_steps / progress["steps_per_s"])
+        steps = f"{progress['step']} of {total}"
+        pid = str(process.pid) if process.state == "running" else "-"
+        figures = (steps, loss, speed, busy, epoch, eta, str(process.restarts), pid)
+        rows.append((name, process.state, *figures))
+    return align_columns(rows, words=2)

@@ -1,0 +1,104 @@
+"""A voice as a folder for others: weights, the exported voice, samples and a model card."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from myxtts.base.files import write_whole
+from myxtts.checkpoints.files import write_checkpoint
+from myxtts.checkpoints.published import CHECKSUMS, file_digest
+from myxtts.checkpoints.run_folder import RunFolder
+from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.config.flags import marked, with_values
+from myxtts.config.load import dump
+from myxtts.config.schema import PER_MACHINE
+from myxtts.extras.export.export import check_new_folder, complete_folder, export_run
+from myxtts.report.overview import read_facts
+from myxtts.speak.player import ExportedSpeaker
+from myxtts.tasks.tts.speech_file import sound_file
+
+CARD = Path(__file__).with_name("card.md").read_text("utf-8")
+
+log = logging.getLogger(__name__)
+
+
+def publish_run(
+    run: Path,
+    out: Path,
+    texts: Sequence[str],
+    checkpoint: str | None = None,
+    vocoder: str | None = None,
+    references: Mapping[str, Sequence[Path]] | None = None,
+    language: str | None = None,
+) -> None:
+    """Write the folder `out`, which is a run of one checkpoint without what training alone needs.
+
+    `texts` are spoken as samples; the other arguments are those of `export_run`. Raises UserError
+    if the run, the vocoder, a text or the output is unusable.
+    """
+    check_new_folder(out)
+    trained = TrainedRun.open(run, checkpoint)
+    trained.check_task("tts")
+    choice = trained.select_vocoder(vocoder)
+    with complete_folder(out) as folder:
+        folder.mkdir()
+        voice = run, folder / "onnx", checkpoint, vocoder
+        export_run(*voice, form="onnx", references=references, language=language)
+        write_weights(trained, folder)
+        if choice.trained:
+            write_weights(choice.trained, folder / "vocoder")
+        speaker = ExportedSpeaker(folder / "onnx")
+        (folder / "samples").mkdir()
+        names = []
+        for number, text in enumerate(texts, 1):
+            for name in speaker.speakers:
+                names.append(f"samples/{number}-{name}.wav")
+                with sound_file(folder / names[-1]) as sound:
+                    sound.write(np.concatenate([*speaker.speak(text, name)]))
+        facts = card_facts(trained, folder, texts[0])
+        samples = "\n".join(f"- [{name}]({name})" for name in names)
+        card = CARD.format(**facts, language=speaker.language, samples=samples)
+        write_whole(folder / "README.md", card.encode())
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        lines = (f"{file_digest(path)}  {path.relative_to(folder)}\n" for path in files)
+        write_whole(folder / CHECKSUMS, "".join(lines).encode())
+    log.info("published      %s of %s; fill in the model card, README.md", out, run)
+
+
+def write_weights(trained: TrainedRun, folder: Path) -> None:
+    """Write the weights that inference uses as a run, without names of speakers and of files."""
+    record = trained.record
+    own = {setting.name: setting.default for setting in marked(PER_MACHINE)}
+    settings = with_values(record.settings, own)
+    changes: dict[str, Any] = {"settings": settings, "speakers": (), "best": None, "teacher": None}
+    changes |= {"pending_observations": (), "participants": (), "ancestor": None}
+    run = RunFolder(folder)
+    run.checkpoints.mkdir(parents=True)
+    target = run.checkpoints / trained.checkpoint.path.name
+    groups = [(record.weights_group, trained.weights().items())]
+    write_checkpoint(target, groups, record.model_copy(update=changes))
+    write_whole(run.config, dump(settings).encode())
+
+
+def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
+    """Return what the model card says of a run."""
+    record, facts = trained.record, read_facts(trained.path)
+    file = trained.path / "evaluation" / trained.checkpoint.path.name / "scores.md"
+    scores = file.read_text("utf-8") if file.is_file() else "Not measured."
+    vocoder = "--vocoder vocoder " if (folder / "vocoder").exists() else ""
+    return {
+        "name": trained.path.name,
+        "commit": facts.get("commit") or "FILL IN",
+        "size": record.settings.model.model_size,
+        "step": record.step,
+        "hours": record.audio_s / 3600,
+        "corpus": Path(record.settings.data.train_data or "FILL IN").name,
+        "utterances": facts.get("utterances", "FILL IN"),
+        "text": text,
+        "vocoder": vocoder,
+        "checksums": CHECKSUMS,
+        "scores": scores,
+    }

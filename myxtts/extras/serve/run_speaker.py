@@ -1,0 +1,69 @@
+"""A run, which may still train, as what a server speaks with."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from myxtts.audio.audio_file import REFERENCE, check_recording
+from myxtts.checkpoints.files import latest
+from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.speak.player import choose_speaker
+from myxtts.text.languages import choose_language
+
+
+class RunSpeaker:
+    """A run; see `Speaker`.
+
+    Its speakers are those of `references`, or the learned default. Arguments are those of
+    `Synthesizer`; without a checkpoint, the newest is used.
+    """
+
+    takes_reference = True
+    threads = 1
+
+    def __init__(
+        self,
+        run: Path,
+        references: Mapping[str, Sequence[Path]],
+        language: str | None = None,
+        vocoder: str | None = None,
+        checkpoint: str | None = None,
+    ):
+        trained = TrainedRun.open(run)
+        trained.check_task("tts")
+        self.name, self._run = run.name, run
+        self.language = choose_language(language, trained.record.languages)
+        self._references = references or {"default": ()}
+        for recordings in self._references.values():
+            for recording in recordings:
+                check_recording(recording, *REFERENCE)
+        self.speakers: Sequence[str] = [*self._references]
+        self._vocoder, self._fixed, self._checkpoint = vocoder, checkpoint, ""
+        # This and the import in `refresh` load TensorFlow.
+        from myxtts.placement import devices
+
+        self._device = devices.configure_default().routes[0].model
+        self.refresh()
+
+    def speak(
+        self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
+    ) -> Iterator[np.ndarray]:
+        name = self.speakers[choose_speaker(speaker, self.speakers)]
+        references = self._references[name] if reference is None else [reference]
+        options = replace(self._synthesizer.options, speed=speed)
+        sentences = self._synthesizer.speak(text, references, self.language, options)
+        return (sentence.wave for sentence in sentences)
+
+    def refresh(self) -> None:
+        # Without one, Synthesizer says so.
+        newest = latest(self._run / "checkpoints") or Path()
+        name = self._fixed or newest.name
+        if name == self._checkpoint:
+            return
+        from myxtts.tasks.tts.synthesizer import Synthesizer
+
+        arguments = self._run, self._device, self._vocoder
+        self._synthesizer = Synthesizer(*arguments, checkpoint=name)
+        self._checkpoint = name

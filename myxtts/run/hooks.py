@@ -1,0 +1,161 @@
+"""What happens between two steps: hooks, which the loop calls in the order of a list."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from myxtts.base.clock import FIRST_STEP
+from myxtts.base.files import tolerate_full_disk
+from myxtts.base.progress import Observation
+from myxtts.batches.plan import PlannedStep
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import Batch
+from myxtts.report.metrics import MetricsFile
+from myxtts.run.observation import OBSERVER, Observer, Snapshot
+from myxtts.run.schedule import due_parts, is_due
+from myxtts.run.state import TrainingState
+from myxtts.run.stop_request import StopRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class StepEnd:
+    """A step that was taken, as hooks see it.
+
+    Attributes:
+        state: after the step.
+        step: its number. `SyncWeights` may move the state to a later step.
+        batches: on the model devices, the last microbatch of the first step of this process. No
+            other step keeps its batches.
+        metrics: of the report that is due; hooks add to it.
+        save: whether to write a checkpoint; set by the loop, and by a hook that needs one.
+        owes_sync: the sync of this step was stopped, so its weights are not the final ones.
+        is_redealt: the feed begins anew after this step, with other shares of the replicas.
+    """
+
+    state: TrainingState
+    outcome: tf.Tensor
+    planned: PlannedStep
+    total_steps: int
+    stop: StopRequest
+    step: int = field(init=False)
+    batches: Sequence[Batch] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    save: bool = False
+    owes_sync: bool = False
+    is_redealt: bool = False
+
+    def __post_init__(self) -> None:
+        self.step = self.state.step
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the run is done; a sync may have moved the state to the last step."""
+        return self.state.step >= self.total_steps
+
+    def is_due(self, every: int) -> bool:
+        """Whether what is done every so many steps is due after this one."""
+        return is_due(every, self.step, self.is_last) and not self.owes_sync
+
+
+class Hook(Protocol):
+    """Something that is done after some steps; `pause_kind` names its time in the last lines."""
+
+    pause_kind: str
+
+    def is_due(self, end: StepEnd) -> bool: ...
+
+    def __call__(self, end: StepEnd) -> None: ...
+
+
+class CheckDevices:
+    """Checks after the first step that everything is on the device that the placement names."""
+
+    pause_kind = FIRST_STEP
+
+    def __init__(self, started_s: float):
+        self._started_s = started_s
+
+    def is_due(self, end: StepEnd) -> bool:
+        return bool(end.batches)
+
+    def __call__(self, end: StepEnd) -> None:
+        check_devices(end.state, end.batches, end.outcome)
+        # Reading the outcome waits for the end of the step.
+        end.outcome.numpy()
+        log.info("first step     %.1f s after the start", time.perf_counter() - self._started_s)
+
+
+def check_devices(state: TrainingState, batches: Sequence[Batch], outcome: tf.Tensor) -> None:
+    """Raise PlacementError unless all is on the device of its replica."""
+    state.require_devices()
+    require_device(state.device, [("losses", outcome)])
+    for device, batch in zip(state.replicas.devices, batches, strict=True):
+        require_device(device, batch.items())
+
+
+class Report:
+    """Hands the metrics of a step, if there are any, to functions of the step and the metrics."""
+
+    pause_kind = "reports"
+
+    def __init__(self, *actions: Callable[[int, dict[str, Any]], object]):
+        self._actions = actions
+
+    def is_due(self, end: StepEnd) -> bool:
+        return bool(end.metrics)
+
+    def __call__(self, end: StepEnd) -> None:
+        for action in self._actions:
+            action(end.state.step, end.metrics)
+
+
+@contextmanager
+def worker_report(path: Path, step: int) -> Iterator[Report]:
+    """Write the metrics of a worker other than the chief to a file, for the page of the run."""
+    file = MetricsFile(path, step)
+
+    def write(step: int, metrics: dict[str, Any]) -> None:
+        with tolerate_full_disk(f"the metrics of step {step}"):
+            file.write({"step": step, **metrics})
+
+    try:
+        yield Report(write)
+    finally:
+        with tolerate_full_disk("the last metrics"):
+            file.close()
+
+
+class Observe:
+    """Takes a snapshot of the weights where a part of an observation is due, for the observer.
+
+    The step gets a checkpoint, from which a resumed run repeats an observation without a result.
+    """
+
+    pause_kind = OBSERVER
+
+    def __init__(self, periods: Mapping[str, int], observer: Observer, snapshot: Snapshot):
+        self._periods, self._observer, self._snapshot = periods, observer, snapshot
+
+    def is_due(self, end: StepEnd) -> bool:
+        return any(end.is_due(every) for every in self._periods.values())
+
+    def __call__(self, end: StepEnd) -> None:
+        state = end.state
+        observation = Observation(state.step, due_parts(self._periods, end.step, end.is_last))
+        state.pending_observations += (observation,)
+        end.save = True
+        is_idle = self._observer.wait(
+            lambda: end.stop.requested or end.stop.due(), observation.step
+        )
+        # Where the awaited result ends the run early, the observation is left to a resumed run.
+        if is_idle and not end.stop.is_early:
+            self._snapshot.take()
+            self._observer.begin(observation)

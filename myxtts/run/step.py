@@ -1,0 +1,407 @@
+"""One optimizer step: forward, loss, gradient, clip, apply. The same for every placement."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence, Sized
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from myxtts.devicefeed.audit import require_device
+from myxtts.devicefeed.contract import Batch, tensor_specs
+from myxtts.devicefeed.handover import HandOver
+from myxtts.run.schedule import Rates
+from myxtts.run.state import TrainingState
+from myxtts.tasks.layers import loss_names
+
+# The rates of 1,024 steps are on the model device, so that a step makes no tensor there.
+TABLE_STEPS = 1024
+
+HOST = "/CPU:0"
+# In the steps between, the host runs ahead of the devices again.
+IDLE_STEPS = 4
+
+SKIPPED = "skipped_updates"  # metric: updates that a loss scale has skipped
+
+log = logging.getLogger(__name__)
+
+CONTROLS_SPEC = {
+    "steps_done": tf.TensorSpec([], tf.int64),
+    "learning_rate": tf.TensorSpec([TABLE_STEPS], tf.float32),
+    "ema_decay": tf.TensorSpec([TABLE_STEPS], tf.float32),
+    "stop": tf.TensorSpec([], tf.float32),
+    "measures_idle": tf.TensorSpec([], tf.int32),  # in host memory
+}
+
+
+class Microbatches(Iterable[Sequence[Batch]], Sized, Protocol):
+    """The microbatches of a step, with a batch for each replica."""
+
+
+class Step:
+    """The training step of a state, on all its replicas.
+
+        microbatches = [step.hand_over(batches) for batches in features]
+        outcome = step(microbatches, number=1, rates=schedule)
+        step.read(outcome)["gradient_norm"]
+
+    A microbatch has a batch for each replica of this process. Gradients are summed over
+    microbatches and replicas. Since each loss is a share of the loss of the whole step, the sum is
+    the gradient of one large batch.
+
+    A call creates no tensor on the model devices: it passes tensors that are there. Its functions
+    return nothing: a result would wait for all replicas to have changed their state, and so the
+    first device, whose results they are, for the updates of the slowest one.
+
+    Args:
+        gradient_clip: largest global norm of the gradient; 0 does not clip.
+        accumulation: microbatches of a complete step.
+        static_shapes: trace once for each shape instead of once for all shapes.
+        compile_xla: compile with XLA; for one replica only.
+        can_measure_idle: whether `measures_idle` may be set.
+
+    Attributes:
+        traced_s: `time.perf_counter` at the end of the newest tracing.
+        loss_names: in the order of reports; see `models.layers.loss_names`.
+        hand_over: copies a microbatch to the model devices, one batch for each replica.
+        measures_idle: add up how long each replica waits for the gradients of the slowest, in every
+            IDLE_STEPS-th step. The call of such a step waits for the gradients.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        gradient_clip: float,
+        accumulation: int,
+        static_shapes: bool,
+        compile_xla: bool,
+        can_measure_idle: bool = False,
+    ):
+        self._state = state
+        self._clip = gradient_clip
+        self._variables = [v.value for v in state.trained]
+        self.loss_names = loss_names(state.model)
+        self._outcome_names = [*self.loss_names, "loss", "gradient_norm"]
+        if is_scaled(state.optimizer):
+            self._outcome_names.append(SKIPPED)
+        # 0 for what is only observed.
+        self._loss_weights = [float(name in state.model.LOSS_NAMES) for name in self.loss_names]
+        self._static_shapes = static_shapes
+        replicas = state.replicas
+        # Each replica has its own.
+        kinds = {
+            "trainable": False,
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.SUM,
+        }
+        self._sums = []
+        with replicas.scope():
+            # The newest step of which an update has begun.
+            self._updating = tf.Variable(tf.zeros([], tf.int64), **kinds)
+            if accumulation > 1:
+                # Of the losses and of each gradient.
+                for value in (tf.zeros([len(self.loss_names)]), *self._variables):
+                    self._sums.append(tf.Variable(tf.zeros_like(value), **kinds))
+        for variable in self._sums:
+            copies = replicas.local_results(variable)
+            for device, copy in zip(replicas.devices, copies, strict=True):
+                require_device(device, [("sum of gradients", copy)])
+        with tf.device(state.device):
+            self._outcome = tf.Variable(tf.zeros([len(self._outcome_names) + 1]), trainable=False)
+        self.measures_idle = False
+        self._idle_s = None
+        if can_measure_idle:
+            with tf.device(HOST):
+                idle_s = tf.zeros([len(replicas.devices)], tf.float64)
+                self._idle_s = tf.Variable(idle_s, trainable=False)
+        self._controls = Controls(state.device)
+        self._batch_specs = [tensor_specs(state.model.BATCH_FIELDS)] * len(replicas.devices)
+        self.hand_over = HandOver(state.model.BATCH_FIELDS, replicas.devices)
+        self._accumulate = self._compiled(self._add_microbatch, compile_xla)
+        self._finish = self._compiled(self._take_last_microbatch, compile_xla)
+        self._traced: dict[tuple, Any] = {}  # by function and shapes of a microbatch
+        self.traced_s = 0.0
+
+    def _compiled(self, function, compile_xla):
+        if compile_xla:
+            function = tf.function(function, jit_compile=True, autograph=False)
+
+        def on_device(*arguments):
+            # Entered here, since a device scope around the tracing does not reach the operations.
+            with tf.device(self._state.device):
+                return function(*arguments)
+
+        return tf.function(on_device, autograph=False)
+
+    def __call__(
+        self, microbatches: Microbatches, number: int, rates: Rates, stop: bool = False
+    ) -> tf.Tensor:
+        """Take step `number`; return its outcome.
+
+        Each microbatch, on the model devices, is taken when its turn comes. Rates are equal to
+        those of the previous step, unless they change. For `stop` see `stop_requested`.
+        """
+        with tf.device(self._state.device):
+            measures_idle = self.measures_idle and number % IDLE_STEPS == 0
+            controls = self._controls.of_step(number, rates, stop, measures_idle)
+            for count, batches in enumerate(map(list, microbatches), 1):
+                if count < len(microbatches):
+                    self._concrete(self._accumulate, batches)(batches)
+                else:
+                    self._concrete(self._finish, batches)(batches, controls)
+            self._controls.advance(self._begun[0].read_value())
+            return self._outcome.read_value()
+
+    @property
+    def _begun(self):
+        """`_updating` of each replica."""
+        return self._state.replicas.local_results(self._updating)
+
+    def left_unchanged(self) -> bool:
+        """Return whether a call that has just failed left the state of before, as it did if no
+        replica has begun to update: another worker was lost, or there was too little memory.
+        """
+        return all(int(step.numpy()) <= self._controls.steps_done for step in self._begun)
+
+    def _concrete(self, function, batches: Sequence[Batch]):
+        """Return the concrete function for such microbatches."""
+        specs, shapes = self._batch_specs, ()
+        if self._static_shapes:
+            specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, list(batches))
+            shapes = tuple(spec.shape for spec in tf.nest.flatten(specs))
+        key = function, shapes
+        if key not in self._traced:
+            work = "the step" if function is self._finish else "the gradients of a microbatch"
+            each = ", for one shape of batches (--enable-static-shapes)" if shapes else ""
+            on = " and ".join(self._state.replicas.devices)
+            log.info("tracing        %s on %s%s: it takes seconds to minutes", work, on, each)
+            controls = [CONTROLS_SPEC] if function is self._finish else []
+            self._traced[key] = function.get_concrete_function(specs, *controls)
+            self.traced_s = time.perf_counter()
+        return self._traced[key]
+
+    def functions(self, batches: Sequence[Batch]) -> list:
+        """Return the concrete functions of a step on such batches, for the audit."""
+        used = [self._accumulate, self._finish] if self._sums else [self._finish]
+        with tf.device(self._state.device):
+            return [self._concrete(function, batches) for function in used]
+
+    def synchronize(self, outcome: tf.Tensor) -> None:
+        """Wait until the first model device has finished the step of an outcome."""
+        outcome.numpy()
+
+    def read(self, outcome: tf.Tensor) -> dict[str, float]:
+        """Return the losses, their sum and the gradient norm of an outcome by name.
+
+        Waits for the device. With a scaled loss, SKIPPED counts the skipped updates of this
+        process.
+        """
+        return dict(zip(self._outcome_names, outcome.numpy()[:-1].tolist(), strict=True))
+
+    @staticmethod
+    def stop_requested(outcome: tf.Tensor) -> bool:
+        """Whether any process had a request to stop at the step; waits for the device."""
+        return bool(outcome.numpy()[-1] > 0)
+
+    def idle_s(self) -> np.ndarray:
+        """Return how long each replica has waited in the steps that measure it so far, float64
+        [replicas]; see `measures_idle`.
+        """
+        assert self._idle_s is not None
+        return self._idle_s.numpy()
+
+    @property
+    def traces(self) -> int:
+        """How often the step was traced."""
+        return self._finish.experimental_get_tracing_count()
+
+    def _add_microbatch(self, batches):
+        """On all replicas: add the losses and gradients of a microbatch."""
+        replicas = self._state.replicas
+        replicas.strategy.run(self._accumulate_on_replica, (replicas.per_replica(batches),))
+
+    def _take_last_microbatch(self, batches, controls):
+        """On all replicas: update the weights, and the outcome."""
+        state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
+        learning_rate = tf.gather(controls["learning_rate"], steps_done % TABLE_STEPS)
+        ema_decay = tf.gather(controls["ema_decay"], steps_done % TABLE_STEPS)
+        unscaled(state.optimizer).learning_rate = learning_rate
+        local = replicas.per_replica(batches)
+        arguments = local, steps_done, controls["stop"], controls["measures_idle"]
+        results = replicas.strategy.run(self._finish_on_replica, arguments)
+        results = [replicas.local_results(result) for result in results]
+        if self._idle_s is not None:
+            with tf.device(HOST):
+                ready_s = tf.stack(results.pop())
+                self._idle_s.assign_add(tf.reduce_max(ready_s) - ready_s)
+        outcome, is_finite, *skipped = (result[0] for result in results)
+
+        def follow(_, averages, variables):
+            for average, variable in zip(averages, variables, strict=True):
+                average.assign_sub((1.0 - ema_decay) * (average - variable))
+
+        # There are no averages, or one of each trained variable.
+        if state.averages:
+            trained = tuple(variable.value for variable in state.trained)
+            # All in one call: tracing a call takes longer than what is done in it.
+            pairs = tuple(state.averages), trained
+            replicas.strategy.extended.update(state.averages[0], follow, pairs, group=False)
+        for count in skipped:
+            total = state.skipped_updates + count
+            state.skipped_updates.assign(total)
+            outcome = tf.concat([outcome[:-1], [tf.cast(total, tf.float32)], outcome[-1:]], axis=0)
+        first_bad = ~is_finite & (state.bad_step == 0)
+        state.bad_step.assign(tf.where(first_bad, steps_done + 1, state.bad_step))
+        self._outcome.assign(outcome)
+
+    def _gradients(self, batch):
+        """On one replica: return the losses, float32 [L], and gradients of their (scaled) total."""
+        state = self._state
+        # Only trained variables are watched, so that no gradient is computed for frozen layers
+        # before them.
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._variables)
+            by_name, _ = state.model(batch, training=True)
+            losses = tf.stack([by_name[name] for name in self.loss_names])
+            total = state.optimizer.scale_loss(self._total(losses))
+        gradients = tape.gradient(total, self._variables)
+        # Some gradients have no static shape.
+        gradients = [
+            tf.ensure_shape(gradient, variable.shape)
+            for gradient, variable in zip(gradients, self._variables, strict=True)
+        ]
+        return [losses, *gradients]
+
+    def _total(self, losses):
+        """Return what is minimised, the sum of the losses that are not only observed."""
+        return tf.reduce_sum(losses * self._loss_weights)
+
+    def _accumulate_on_replica(self, batch):
+        """On one replica: add the losses and gradients of a batch."""
+        for total, value in zip(self._sums, self._gradients(batch), strict=True):
+            total.assign_add(value)
+
+    def _finish_on_replica(self, batch, steps_done, stop, measures_idle):
+        """On one replica: update the weights; return the outcome, and whether it is finite.
+
+        With a scaled loss, also return whether the update was skipped, as int64; with
+        `can_measure_idle`, when the gradients were ready, in seconds, or 0 if this step does not
+        measure it.
+        """
+        optimizer, replicas = self._state.optimizer, self._state.replicas
+        losses, *gradients = self._gradients(batch)
+        if self._sums:
+            pairs = zip(self._sums, (losses, *gradients), strict=True)
+            losses, *gradients = (total + value for total, value in pairs)
+            for total in self._sums:
+                total.assign(tf.zeros_like(total))
+        measured = []
+        if self._idle_s is not None:
+            with tf.control_dependencies(gradients):
+                # Queued on the device after all of them.
+                last = tf.reduce_max(gradients[0])
+            zero_s = tf.zeros([], tf.float64)
+            ready_s = tf.cond(measures_idle > 0, lambda: _host_time_s(last), lambda: zero_s)
+            measured.append(ready_s)
+        packed = tf.concat([losses, [stop]], axis=0)
+        reduced = replicas.all_reduce_sum([packed, *gradients])
+        packed, *gradients = reduced
+        losses, stop = packed[:-1], packed[-1]
+
+        # Weight decay and the number of updates need no gradient. Without these dependencies they
+        # would change in a step that fails, and whose state is saved (see `left_unchanged`). And
+        # in one that lacks memory, each of them would wait ten seconds for it, one after another.
+        with tf.control_dependencies(reduced):
+            begun = self._updating.assign(steps_done + 1, read_value=False)
+        with tf.control_dependencies([begun]):
+            norm, scale, is_skipped = self._update(gradients)
+        loss = self._total(losses)
+        # A scaled loss overflows now and then: the optimizer skips that update and halves the
+        # scale. This is an error only when the scale falls below 1.
+        overflows = is_scaled(optimizer) & (scale >= 1.0)
+        is_finite = tf.math.is_finite(loss) & (tf.math.is_finite(norm) | overflows)
+        results = [tf.concat([losses, [loss, norm / scale, stop]], axis=0), is_finite]
+        if is_scaled(optimizer):
+            results.append(tf.cast(is_skipped, tf.int64))
+        return results + measured
+
+    def _update(self, gradients) -> tuple:
+        """On one replica: update; return the scaled norm, the scale, and if the update is skipped.
+
+        The optimizer skips an update that is not finite, and then lowers the scale.
+        """
+        optimizer = self._state.optimizer
+        # Applying gradients may change the scale.
+        scale = tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
+        norm = tf.linalg.global_norm(gradients)
+        if self._clip:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
+        is_skipped = ~optimizer.check_finite(gradients) if is_scaled(optimizer) else False
+        optimizer.apply(gradients, self._state.trained)
+        return norm, scale, is_skipped
+
+
+def _host_time_s(element):
+    """Return when the host has received an element from its device, in seconds: float64."""
+    with tf.device(HOST):
+        on_host = tf.abs(element)
+        with tf.control_dependencies([on_host]):
+            now_s = tf.timestamp()
+        # TensorFlow drops a value that nothing uses, and with it the wait for the copy.
+        return tf.where(on_host < 0.0, tf.zeros([], tf.float64), now_s)
+
+
+class Controls:
+    """What a step takes besides batches, on the device of the first replica.
+
+    A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for
+    the next one. So new tensors are made only for the first step, at the end of a table, and where
+    numbers jump or rates change.
+    """
+
+    def __init__(self, device: str):
+        self._device = device
+        with tf.device(device):
+            self._stop = tf.constant(0.0), tf.constant(1.0)
+        self._flags = tf.constant(0), tf.constant(1)
+        self._rates: Rates | None = None
+        self._table: dict[str, tf.Tensor] = {}
+        self._table_number = -1
+        self.steps_done = -1
+        self._steps_done_on_device: tf.Tensor | None = None
+
+    def of_step(
+        self, number: int, rates: Rates, stop: bool, measures_idle: bool = False
+    ) -> dict[str, tf.Tensor]:
+        """Return the arguments of step `number`."""
+        steps_done = number - 1
+        with tf.device(self._device):
+            if steps_done != self.steps_done:
+                self.steps_done = steps_done
+                self._steps_done_on_device = tf.constant(steps_done, tf.int64)
+            if rates != self._rates or steps_done // TABLE_STEPS != self._table_number:
+                self._rates = rates
+                self._table_number = steps_done // TABLE_STEPS
+                first = self._table_number * TABLE_STEPS
+                for name in ("learning_rate", "ema_decay"):
+                    values = map(getattr(rates, name), range(first, first + TABLE_STEPS))
+                    self._table[name] = tf.constant(list(values), tf.float32)
+        flags = {"stop": self._stop[stop], "measures_idle": self._flags[measures_idle]}
+        return {"steps_done": self._steps_done_on_device, **self._table, **flags}
+
+    def advance(self, steps_done: tf.Tensor) -> None:
+        """Count a step, with the number of steps done that it returned."""
+        self.steps_done += 1
+        self._steps_done_on_device = steps_done
+
+
+def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the optimizer scales the loss, as mixed_float16 needs it."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer inside a loss scale, or the optimizer itself."""
+    return optimizer.inner_optimizer if is_scaled(optimizer) else optimizer

@@ -1,0 +1,161 @@
+"""What a server speaks with, and an exported voice, which needs no TensorFlow."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from myxtts.base.errors import CheckpointError, DataError, check_packages
+from myxtts.base.files import LFS_POINTER
+from myxtts.base.names import canonical_name
+from myxtts.config.synthesis import SynthesisOptions
+from myxtts.speak.chunks import (
+    FRONTEND,
+    encode_text,
+    load_onnx,
+    pause_between,
+    player_ids_of,
+    voice_inputs,
+)
+from myxtts.text.frontend import TextFrontend
+from myxtts.text.symbols import SymbolTable
+
+
+class Speaker(Protocol):
+    """A voice that a server speaks with.
+
+    Attributes:
+        name: of the run or file.
+        language: of the texts.
+        speakers: names to choose from; the first is the default.
+        takes_reference: whether a recording can be given instead of a name.
+        threads: how many sentences can be spoken at the same time.
+    """
+
+    name: str
+    language: str
+    speakers: Sequence[str]
+    takes_reference: bool
+    threads: int
+
+    def speak(
+        self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yield the wave of each sentence, float32 [samples]; the call raises DataError."""
+        ...
+
+    def refresh(self) -> None:
+        """Take a newer checkpoint, if there is one."""
+        ...
+
+
+def choose_speaker(name: str, speakers: Sequence[str]) -> int:
+    """Return the number of a speaker; the first without a name. Raises DataError."""
+    names = [*map(canonical_name, speakers)]
+    if name and canonical_name(name) not in names:
+        raise DataError(f"the voice {name!r} is unknown. Use one of {', '.join(speakers)}.")
+    return names.index(canonical_name(name)) if name else 0
+
+
+def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return graph and JSON of an exported voice, of a folder or a file; raises CheckpointError.
+
+    In a folder, the shortest name is that of float32.
+    """
+    is_graph = path.suffix == ".onnx" and not path.is_dir()
+    files = [path] if is_graph else sorted(path.glob("*.onnx"), key=lambda file: len(file.name))
+    advice = "Give the folder that `myxtts export --format onnx` wrote, or a file *.onnx in it."
+    if not files:
+        found = "is a run, for --run" if (path / "checkpoints").is_dir() else "has no file *.onnx"
+        raise CheckpointError(f"--model {path} {found}. {advice}")
+    about = files[0].with_name(f"{files[0].name}.json")
+    try:
+        for file in (files[0], about):
+            with open(file, "rb") as content:
+                if content.read(len(LFS_POINTER)) == LFS_POINTER:
+                    raise CheckpointError(f"{file} is a pointer of Git LFS. Run `git lfs pull`.")
+        document = json.loads(about.read_text("utf-8"))
+    except OSError as error:
+        found = f"cannot be read: {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            found = f"is missing; {files[0].name} and {about.name} belong together"
+        raise CheckpointError(f"{file} {found}. Copy or rename both.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{about} is no JSON: {error}. Copy it again.") from error
+    fields = document if isinstance(document, dict) else {}
+    if FRONTEND not in fields:
+        found = "a voice of Piper, not" if "phoneme_id_map" in fields else "no voice"
+        reason = f"{about.name} has no {FRONTEND}"
+        raise CheckpointError(f"{files[0]} is {found} of MyXTTS: {reason}. {advice}")
+    return files[0], fields
+
+
+class ExportedSpeaker:
+    """A voice of `myxtts export --format onnx`: its folder, or one of its files; see `Speaker`.
+
+    Raises CheckpointError if it cannot be used, and ConfigError if onnxruntime is missing.
+    """
+
+    takes_reference = False
+
+    def __init__(self, path: Path):
+        check_packages("--model", "onnxruntime")
+        graph, document = open_voice(path)
+        # A sentence takes one core, so that several are spoken at the same time.
+        self.threads, self.name = os.cpu_count() or 1, graph.stem
+        try:
+            frontend = document[FRONTEND]
+            self._symbols = SymbolTable(tuple(frontend.pop("symbols")))
+            self._frontend = TextFrontend(**frontend)
+            self._id_map = document["phoneme_id_map"]
+            self._scales = [*document["inference"].values()]
+            self.language = document["language"]["code"]
+            self.speakers: Sequence[str] = [*document["speaker_id_map"]]
+            ids = player_ids_of(self._symbols.symbols, self._id_map)
+        except Exception as error:  # whatever another version has written
+            raise CheckpointError(
+                f"{graph}.json has another form than this version writes: {error!r}. Export the"
+                " voice again with this version."
+            ) from error
+        found = "is damaged, or no file of ONNX"
+        try:
+            self._run = load_onnx(graph)
+            found = f"is not the graph that {graph.name}.json describes"
+            self._run(voice_inputs([ids[0], max(ids), ids[-1]], len(self.speakers), self._scales))
+        except Exception as error:  # onnxruntime has classes of its own, without a common one
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise CheckpointError(f"{graph} {found}: {reason}. Copy both files again.") from error
+
+    def speak(
+        self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
+    ) -> Iterator[np.ndarray]:
+        row = choose_speaker(speaker, self.speakers)
+        if reference is not None:
+            raise DataError("an exported voice has fixed speakers. Leave out the reference.")
+        SynthesisOptions(speed=speed)  # raises for a speed beyond its bounds
+        chunks = encode_text(text, self.language, self._frontend, self._symbols)
+
+        def waves() -> Iterator[np.ndarray]:
+            previous = None
+            for chunk in chunks:
+                wave = self._wave(chunk.symbols, row, speed)
+                pause = wave[:0]
+                if previous is not None:
+                    pause = pause_between(*previous, wave, speed)
+                previous = wave, chunk.boundary
+                yield np.concatenate([pause, wave])
+
+        return waves()
+
+    def _wave(self, symbols: Sequence[str], speaker: int, speed: float) -> np.ndarray:
+        ids = player_ids_of(symbols, self._id_map)
+        noise, length, variety = self._scales
+        scales = noise, length / speed, variety
+        inputs = voice_inputs(ids, len(self.speakers), scales, speaker)
+        return self._run(inputs).ravel()
+
+    def refresh(self) -> None:
+        """Do nothing: a file has no newer checkpoints."""

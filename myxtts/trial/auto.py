@@ -1,0 +1,295 @@
+"""`--placement auto`: measure the stages before a run begins, and choose the fastest predicted
+placement.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from myxtts.base.errors import OutOfMemory, TrainingError
+from myxtts.base.processes import child_setup, exit_at_sigterm
+from myxtts.checkpoints.run_folder import RunFolder
+from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.config.flags import marked, with_values
+from myxtts.config.schema import NAMES_GPUS, Config
+from myxtts.devicefeed.errors import PlacementError, UserError
+from myxtts.distributed.cluster import find_cluster
+from myxtts.placement.bound import LETTERS, QueueDepths, Speeds
+from myxtts.placement.settings import flags_of_gpus, named_gpus
+from myxtts.report.assess import SHARED
+from myxtts.trial import candidates as planner
+from myxtts.trial.candidates import Prediction
+from myxtts.trial.stages import StageProfile, resample_steps
+
+if TYPE_CHECKING:
+    from myxtts.run.hooks import Hook
+
+# They take some seconds with a large model.
+MEASURED_STEPS = 40
+
+# Filling the queues is at most 1 % of them.
+SIMULATED_STEPS = 1000
+
+# After SIGTERM the measuring process has so long to remove its temporary folder.
+END_S = 10.0
+
+# GPUs whose measured speeds differ by less count as equal.
+EQUAL_SPEEDS = 1.06
+
+# Of a training step; the gradient takes about twice as long as the losses.
+FORWARD = 1 / 3
+
+MeasureStages = Callable[[Config, int], StageProfile]
+"""(settings, steps) -> profile; a function of a module, since another process calls it."""
+
+log = logging.getLogger(__name__)
+
+
+def choose_placement(config: Config, measure: MeasureStages) -> Config:
+    """Return the settings with the placement of the highest predicted throughput.
+
+    `measure` measures the stages of a run, in a process of its own. Raises PlacementError if the
+    settings also name a placement or this process is one of several workers, and UserError if a run
+    with them could not start or continue.
+    """
+    named = flags_of_gpus(config.placement)
+    if config.data.batch_shares not in ((), "auto"):
+        named.append("--batch-shares")
+    if named:
+        raise PlacementError(
+            f"--placement auto was given together with {' and '.join(named)}. Remove one or the"
+            " other from the command line and from the --config file."
+        )
+    cluster = find_cluster(os.environ)
+    if cluster is not None:
+        raise PlacementError(
+            f"--placement auto was given to {cluster.name()} of {cluster.count}, but it plans for"
+            " one machine. Give all workers the same placement with --data-gpu, --model-gpu or"
+            " --model-gpus."
+        )
+    folder = RunFolder(config.run.folder)
+    folder.check_not_existing(config.run.resume)
+    gpus = config.placement.simulate_gpus
+    if not gpus:
+        # Imports TensorFlow, which takes seconds.
+        from myxtts.placement import devices
+
+        gpus = devices.gpu_count()
+    if gpus < 2:
+        log.info("placement auto only one device, so there is nothing to choose")
+        return with_placement(config, batch_shares=())
+    if (recorded := recorded_placement(config, gpus)) is not None:
+        log.info("placement auto the run goes on with its placement")
+        return with_placement(config, **recorded)
+    profile, speeds = measure_gpus(measure, config, gpus)
+    ranked = rank_placements(profile, speeds, config)
+    bound_s = speeds.bound_s(profile.times.mean_s())
+    for line in (*planner.format_table(ranked), planner.describe_best(ranked, bound_s)):
+        log.info("  %s", line)
+    if config.placement.simulate_gpus:
+        log.info("placement auto %s", SHARED)
+    best = ranked[0].candidate
+    if best.replicas > 1:
+        log.info(
+            "placement auto a step of %d replicas has %d times the utterances: --batch-size is per"
+            " replica",
+            *(best.replicas,) * 2,
+        )
+    shares: str | tuple[float, ...] = tuple(map(float, best.shares))
+    if config.data.batch_shares == "auto" and best.replicas > 1:
+        shares = "auto"
+    gpus_of = {each.name: getattr(best.settings, each.name) for each in marked(NAMES_GPUS)}
+    return with_placement(config, **gpus_of, batch_shares=shares)
+
+
+def measure_gpus(measure: MeasureStages, config: Config, gpus: int) -> tuple[StageProfile, Speeds]:
+    """Measure the stages on each GPU, and log their means; return the profile of the first ones,
+    with the longest all-reduce, and the speeds of all relative to it.
+
+    Each GPU makes the batches once, and trains once on those of the GPU before it, if its memory is
+    enough for a step. Simulated GPUs share one CPU, so they are equal.
+    """
+
+    def measured(data: int, model: int) -> StageProfile:
+        log.info(
+            "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains",
+            *(MEASURED_STEPS, data, model),
+        )
+        placed = with_placement(config, data_gpu=data, model_gpu=model, batch_shares=())
+        profile = measure_in_subprocess(measure, placed)
+        log.info("  %s", format_means(profile, config))
+        return profile
+
+    produced: dict[int, StageProfile] = {}
+    trained: dict[int, StageProfile] = {}
+    count = 1 if config.placement.simulate_gpus else gpus
+    for data in range(count):
+        model = (data + 1) % gpus
+        try:
+            produced[data] = trained[model % count] = measured(data, model)
+        except OutOfMemory as error:
+            log.warning("placement auto GPU %d is left out of training: %s", model, error)
+            produced[data] = alone = measured(data, data)
+            never = replace(alone.times, step_s=np.full(len(alone.times), np.inf))
+            trained[model % count] = alone._replace(times=never, all_reduce_s=0.0)
+    first = next(each for each in trained.values() if np.isfinite(each.times.step_s).all())
+    first = first._replace(all_reduce_s=max(each.all_reduce_s for each in trained.values()))
+    mean_s = first.times.mean_s()
+    produce, step = (
+        tuple(mean_s[stage] / max(each[n].times[stage].mean(), 1e-9) for n in range(count))
+        for stage, each in (("produce", produced), ("step", trained))
+    )
+    if all(max(stage) <= EQUAL_SPEEDS * min(stage) for stage in (produce, step)):
+        return first, Speeds.of([1.0] * gpus, first.fixed)
+    return first, Speeds(produce, step, tuple(trained[n].fixed for n in range(gpus)))
+
+
+def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
+    """Return the GPUs of a run that resumes, if they are here; another placement may have steps of
+    another size.
+    """
+    if not config.run.resume:
+        return None
+    resumed = TrainedRun.newest(config.run.folder)
+    if resumed is None:
+        return None
+    placement = resumed.record.settings.placement
+    is_same_machine = placement.simulate_gpus == config.placement.simulate_gpus
+    if not is_same_machine or max(named_gpus(placement), default=0) >= gpus:
+        return None
+    recorded = {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
+    if not config.data.batch_shares or len(placement.model_gpus) < 2:
+        recorded["batch_shares"] = resumed.record.settings.data.batch_shares
+    return recorded
+
+
+def with_placement(config: Config, **settings: Any) -> Config:
+    return with_values(config, {"placement": "manual", **settings})
+
+
+def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> list[Prediction]:
+    """Return a prediction for each placement that can train with these settings, the fastest
+    first, on GPUs with these speeds relative to the profile.
+    """
+    data = config.data
+    accumulation = config.training.gradient_accumulation
+    times = profile.times.per_reader(data.num_workers)
+    depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    # The simulated steps are microbatches.
+    reduce_s = profile.all_reduce_s / accumulation
+    costs, observer = (times, data.batch_size, depths, reduce_s), config.placement.observer
+    candidates = planner.candidate_placements(speeds, *costs, observer=observer)
+    # XLA compiles the step of one device.
+    if config.training.compile == "xla":
+        candidates = [candidate for candidate in candidates if candidate.replicas == 1]
+    return planner.predict_all(
+        candidates,
+        times,
+        depths,
+        reduce_s,
+        observe_per_step_s(profile, config) / accumulation,
+        lambda replicas: resample_steps(times, profile.bucket, replicas, SIMULATED_STEPS),
+    )
+
+
+def observe_per_step_s(profile: StageProfile, config: Config) -> float:
+    """Return the seconds in each step of validation, from producing and a share of the step,
+    samples and evaluation.
+    """
+    mean_s = profile.times.mean_s()
+    run = config.run
+    validation_s = profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"])
+    periods = (
+        (validation_s, run.validate_every),
+        (profile.samples_s, run.sample_every),
+        (profile.evaluation_s, run.evaluate_every),
+    )
+    return sum(seconds / every for seconds, every in periods if every)
+
+
+def format_means(profile: StageProfile, config: Config) -> str:
+    """Return the measured means, under the letters of the table."""
+    mean_s = profile.times.per_reader(config.data.num_workers).mean_s()
+    by_letter = {letter: mean_s[stage] for stage, letter in LETTERS.items()}
+    by_letter["A"] = profile.all_reduce_s / config.training.gradient_accumulation
+    by_letter["V"] = observe_per_step_s(profile, config)
+    figures = (f"{letter} {1e3 * seconds:.4g}" for letter, seconds in by_letter.items())
+    notes = f"V: of a step; {profile.fixed:.0%} of C do not depend on the rows"
+    return f"milliseconds per batch: {', '.join(figures)} ({notes})"
+
+
+def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfile:
+    """Call `measure` in another process, so that this one configures no device and takes no memory.
+
+    Raises what `measure` raises (UserError, OSError, MemoryError), or TrainingError if the process
+    died.
+    """
+    # TensorFlow does not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_send_profile, args=(sender, measure, config, os.getpid()), daemon=True
+    )
+    with exit_at_sigterm():
+        try:
+            process.start()
+            sender.close()
+            result = receiver.recv()
+        except EOFError:
+            process.join()
+            raise TrainingError(
+                "the process that measured for --placement auto died (exit code"
+                f" {process.exitcode}). If no traceback above has the reason, the machine may be"
+                " out of memory: lower --batch-size, or name a placement with --data-gpu and"
+                " --model-gpu."
+            ) from None
+        finally:
+            if process.pid is not None:
+                # It removes its temporary folder at SIGTERM, if there is time for that; no second
+                # Ctrl-C leaves it behind.
+                process.terminate()
+                try:
+                    process.join(END_S)
+                finally:
+                    process.kill()
+                    process.join()
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _send_profile(sender: Connection, measure: MeasureStages, config: Config, parent: int) -> None:
+    # This process dies with its parent, which ends it at Ctrl-C and logs the warnings of a run when
+    # the run begins.
+    child_setup(parent)()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("myxtts").setLevel(logging.ERROR)
+    result: StageProfile | Exception
+    try:
+        with exit_at_sigterm():
+            result = measure(config, MEASURED_STEPS)
+    except (UserError, OSError, MemoryError) as error:
+        result = error
+    sender.send(result)
+
+
+def train_placed(config: Config, more: Iterable["Hook"] = ()) -> int:
+    """Train, with `more` hooks, in the placement that is the fastest if the settings leave it open.
+
+    Returns the exit code.
+    """
+    # Imported here, because TensorFlow takes seconds.
+    from myxtts.run.page import train
+
+    if config.placement.placement == "auto":
+        from myxtts.trial.steps import measure_stage_times
+
+        config = choose_placement(config, measure_stage_times)
+    return train(config, more=more)

@@ -22,10 +22,10 @@ INSTALLED_OUTSIDE := .venv/installed-outside
 .PHONY: demo real test test-long test-outside test-quick lint docs gpu-proof
 
 demo: $(INSTALLED_DEMO)
-	$(BIN)/python utilities/make_demo_corpus.py --out data/demo
+	$(BIN)/python -m myxtts corpus --out data/demo
 	$(BIN)/python train_main.py --config configs/demo_vocoder.yaml --resume
 	$(BIN)/python train_main.py --config configs/demo.yaml --vocoder runs/demo_vocoder --resume
-	$(BIN)/python utilities/synthesize.py --run runs/demo --text $(DEMO_TEXT) \
+	$(BIN)/python -m myxtts synthesize --run runs/demo --text $(DEMO_TEXT) \
 		--reference data/demo/wavs/en-00-00000.wav --out runs/demo/hello.wav
 	@echo
 	@echo "Listen:  runs/demo/hello.wav says $(DEMO_TEXT), a sentence that is not in the corpus"
@@ -35,7 +35,7 @@ demo: $(INSTALLED_DEMO)
 
 real: $(INSTALLED_REAL)
 	$(BIN)/python utilities/human/corpora.py festvox-ru $(if $(FROM),--from $(FROM))
-	$(BIN)/python utilities/make_voice.py --train-data data/human/festvox-ru --run human
+	$(BIN)/python -m myxtts voice --train-data data/human/festvox-ru --run human
 	$(BIN)/python utilities/human/page.py --run runs/human --open
 
 test: $(INSTALLED)

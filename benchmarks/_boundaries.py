@@ -172,7 +172,7 @@ def run_figures(run: Path, count: int) -> tuple[dict[str, float], str]:
     if not alignments:
         raise DataError(
             f"{file} does not exist, which has the true times of the phonemes. Measure a run on a"
-            " corpus of utilities/make_demo_corpus.py."
+            " corpus of `myxtts corpus`."
         )
     route = configure_default().routes[0]
     network = loading.load_network(trained, route.model, "tts")

@@ -1,6 +1,6 @@
 """Measure the boundaries of phonemes in a voice's alignment of its held-out recordings.
 
-    python utilities/make_demo_corpus.py --out data/demo
+    python -m myxtts corpus --out data/demo
     python train_main.py --config configs/demo.yaml --max-steps 1000 --run demo_1000
     python benchmarks/boundaries.py runs/demo_1000
 

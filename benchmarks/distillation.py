@@ -239,7 +239,7 @@ def train(
 
 def make_corpus(folder: Path, utterances: str, *arguments: str) -> None:
     flags = ("--out", str(folder), "--utterances", utterances, *arguments)
-    run_script("utilities/make_demo_corpus.py", *flags)
+    run_script("-m", "myxtts", "corpus", *flags)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -273,7 +273,7 @@ def measure(kind: Kind, run: Path, asr: Path) -> dict[str, float]:
     for prefix, metadata in kind.measured.items():
         file = run / f"score-{metadata.parent.name}.json"
         flags = f"--run {run} --data {metadata} --utterances {MEASURED} --asr {asr} --json {file}"
-        run_script("utilities/evaluate.py", *flags.split())
+        run_script("-m", "myxtts", "evaluate", *flags.split())
         for key, metric in json.loads(file.read_text(encoding="utf-8"))["metrics"].items():
             if metric["synthesized"] is not None:
                 figures[key if key.endswith("_unseen") else prefix + key] = metric["synthesized"]

@@ -1,6 +1,6 @@
 """Compare an exported voice with TensorFlow, for texts that its run held out:
 
-    python utilities/export_model.py --run runs/human --format onnx --out human_onnx
+    python -m myxtts export --run runs/human --format onnx --out human_onnx
     taskset -c 0 python benchmarks/exported_waves.py --run runs/human human_onnx/*.onnx
 
 Each text, and one of 1 and of 400 symbols, is spoken with the default noise and with none. The

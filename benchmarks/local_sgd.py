@@ -1,6 +1,6 @@
 """Compare independent jobs with one merge or several syncs to a single job and to two replicas.
 
-    python utilities/make_demo_corpus.py --out data/asr --utterances 1500
+    python -m myxtts corpus --out data/asr --utterances 1500
     python benchmarks/local_sgd.py
     python benchmarks/local_sgd.py --steps 300 --cases "single job" "one merge" "5 syncs"
 
@@ -85,9 +85,7 @@ class Bench:
         flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {flags}"
         launcher_flags = f"{JOBS} --warmstart-steps {warmstart_steps}"
         # Exit code 1: the mean is worse than its best input.
-        self.run(
-            "utilities/train_independent.py", *flags.split(), *launcher_flags.split(), codes=(0, 1)
-        )
+        self.run("-m", "myxtts", "jobs", *flags.split(), *launcher_flags.split(), codes=(0, 1))
         checkpoints = self.checkpoints(f"{name}/gpu0", f"{name}/gpu1")
         if any(step_of(path) < steps for path in checkpoints):
             raise TrainingError(f"a job of '{name}' failed at {' or '.join(map(str, checkpoints))}")

@@ -92,9 +92,7 @@ def run_of(options: argparse.Namespace, kind: str, seed: int) -> Path:
 
 
 def train(options: argparse.Namespace, runs: dict[str, list[Path]]) -> None:
-    run_script(
-        "utilities/make_demo_corpus.py", "--out", str(CORPUS), "--utterances", str(SENTENCES)
-    )
+    run_script("-m", "myxtts", "corpus", "--out", str(CORPUS), "--utterances", str(SENTENCES))
     flags = {"without": (), "with": (*augmentation_flags(), *options.train_flags)}
     for number, seed in enumerate(options.seeds):
         for kind in KINDS:
@@ -117,7 +115,7 @@ def measure(run: Path) -> dict:
     """Return the error rates of a run by condition, its number of steps, and P and C in seconds."""
     score, profile = run / "score.json", run / "profile.json"
     noise = ("--noise-snr-db", *SNRS_DB, "--rt60", *RT60S_S)
-    run_script("utilities/evaluate.py", "--run", str(run), "--json", str(score), *noise)
+    run_script("-m", "myxtts", "evaluate", "--run", str(run), "--json", str(score), *noise)
     if not profile.exists():
         run_script(
             "utilities/dual_gpu_bottleneck_profiler.py",

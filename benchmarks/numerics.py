@@ -77,9 +77,7 @@ def recordings(folder: Path, count: int) -> list[np.ndarray]:
     """
     paths = sorted(folder.glob("*.wav"))[:count]
     if not paths:
-        raise DataError(
-            f"--waves {folder} has no .wav file. Make a corpus with utilities/make_demo_corpus.py."
-        )
+        raise DataError(f"--waves {folder} has no .wav file. Make a corpus with `myxtts corpus`.")
     waves = [read_wave(path) for path in paths]
     return [wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES] for wave in waves]
 

@@ -1,6 +1,6 @@
 """Measure the reliability of a synthesizer's phoneme times against changes in the signal.
 
-    python utilities/make_demo_corpus.py --out data/voices --utterances 1200 \\
+    python -m myxtts corpus --out data/voices --utterances 1200 \\
         --languages en ka fa --speakers 8
     python benchmarks/phoneme_times.py data/voices
 

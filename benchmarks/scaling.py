@@ -4,7 +4,7 @@ size per worker.
     python benchmarks/scaling.py
     python benchmarks/scaling.py --tasks asr --workers 2 --repeats 3 --steps 200
 
-Trains on the demo corpus with utilities/launch_workers.py, alternating between one worker, several
+Trains on the demo corpus with `myxtts launch`, alternating between one worker, several
 workers, and as many independent runs at the same time. The independent runs show what the machine
 allows, since its cores share memory and cache. The table compares audio seconds trained per second:
 medians over the reports of all repeats, without the first report of each run. The all-reduce is
@@ -133,7 +133,7 @@ def train(task: str, workers: int, steps: int, batch_size: int, core: int | None
 
 def all_reduce_s(workers: int, size_bytes: int) -> float:
     """Return the seconds of an all-reduce, interpolated between sizes of check_distributed.py."""
-    printed = launched(workers, "utilities/check_distributed.py", "--gpus-per-worker", "0")
+    printed = launched(workers, "-m", "myxtts", "check-distributed", "--gpus-per-worker", "0")
     rows = re.findall(r"([0-9,]+) +([0-9.]+) ms +[0-9.]+", printed)
     points = sorted((int(size.replace(",", "")), float(ms) / 1e3) for size, ms in rows)
     lower = max(point for point in points if point[0] <= size_bytes)
@@ -163,9 +163,7 @@ def pinned(core: int, *command: str) -> str:
 def launched(workers: int, *command: str) -> str:
     """Return the output of the workers. Raise TrainingError if they fail."""
     with tempfile.TemporaryDirectory() as logs:
-        launcher = (
-            f"utilities/launch_workers.py --workers {workers} --cores-per-worker 1 --logs {logs} --"
-        )
+        launcher = f"-m myxtts launch --workers {workers} --cores-per-worker 1 --logs {logs} --"
         done = subprocess.run(
             [sys.executable, *launcher.split(), *command],
             cwd=ROOT,

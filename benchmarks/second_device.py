@@ -133,7 +133,7 @@ def main() -> int:
         for name, row in ROWS.items():
             print(f"{name:28} {' '.join(row.flags)}{row.teacher and f' --teacher {row.teacher}'}")
         return 0
-    run_script(str(ROOT / "utilities" / "make_demo_corpus.py"), "--out", str(CORPUS))
+    run_script("-m", "myxtts", "corpus", "--out", str(CORPUS))
     print(
         "| task | P, ms (processor) | C, ms (processor) | P/C | A, ms | dual / single: predicted |"
         " measured | dual / two replicas: predicted | measured | chosen | fastest | agrees | two"

@@ -164,13 +164,13 @@ def corpus_of(options: argparse.Namespace) -> Corpus:
 
 def make_corpora(corpus: Corpus, options: argparse.Namespace) -> None:
     speakers, languages = str(options.speakers), ("--languages", *options.languages)
-    script = "utilities/make_demo_corpus.py"
+    command = "-m", "myxtts", "corpus"
     size = ("--utterances", str(options.utterances), "--speakers", speakers)
-    run_script(script, "--out", str(corpus.folder), *size, *languages)
+    run_script(*command, "--out", str(corpus.folder), *size, *languages)
     if corpus.unseen:
         others = ("--first-speaker", speakers, "--speakers", str(UNSEEN_SPEAKERS), "--seed", "1")
         run_script(
-            script,
+            *command,
             "--out",
             str(corpus.unseen),
             "--utterances",
@@ -195,7 +195,7 @@ def groups_of(score: dict, name: str) -> dict[str, dict]:
 
 def evaluate(run: Path, *flags: str) -> dict:
     file = run / f"score{'-unseen' if flags else ''}.json"
-    run_script("utilities/evaluate.py", "--run", str(run), "--json", str(file), *flags)
+    run_script("-m", "myxtts", "evaluate", "--run", str(run), "--json", str(file), *flags)
     return json.loads(file.read_text(encoding="utf-8"))
 
 

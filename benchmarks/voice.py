@@ -55,7 +55,7 @@ class Kind:
     """A kind of run.
 
     Attributes:
-        corpora: arguments of utilities/make_demo_corpus.py for each folder.
+        corpora: arguments of `myxtts corpus` for each folder.
         unseen: recordings of speakers that are not in the training data.
     """
 
@@ -172,7 +172,7 @@ def parse() -> argparse.Namespace:
 
 def make_corpora(kind: Kind) -> None:
     for folder, arguments in kind.corpora.items():
-        run_script("utilities/make_demo_corpus.py", "--out", folder, *arguments)
+        run_script("-m", "myxtts", "corpus", "--out", folder, *arguments)
 
 
 def train(kind: Kind, run: Path, seed: int, minutes: float, flags: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ def measure(kind: Kind, run: Path) -> dict[str, float]:
 def evaluate(run: Path, *flags: str) -> dict:
     file = run / f"score{'-unseen' if flags else ''}.json"
     flags = ("--run", str(run), "--utterances", str(UTTERANCES), "--json", str(file), *flags)
-    run_script("utilities/evaluate.py", *flags)
+    run_script("-m", "myxtts", "evaluate", *flags)
     return json.loads(file.read_text(encoding="utf-8"))
 
 

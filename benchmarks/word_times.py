@@ -1,9 +1,9 @@
 """Compare the times of phones that `myxtts align` writes with the labels of a corpus.
 
-    python utilities/align_corpus.py --run runs/demo --train-data data/demo --times json --out times
+    python -m myxtts align --run runs/demo --train-data data/demo --times json --out times
     python benchmarks/word_times.py times data/demo/alignments.jsonl
     python utilities/human/corpora.py festvox-ru  # train a voice of it
-    python utilities/align_corpus.py --run runs/ru --train-data FESTVOX --times json --out times_ru
+    python -m myxtts align --run runs/ru --train-data FESTVOX --times json --out times_ru
     python benchmarks/word_times.py times_ru FESTVOX/lab
 
 FESTVOX is a folder of Festvox, with etc/txt.done.data and lab/. Phones are matched by the fewest

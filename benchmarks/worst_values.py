@@ -1,6 +1,6 @@
 """Measure what the scores of a voice are at worst: the right voice with the wrong sentence.
 
-    python utilities/evaluate.py --run runs/demo
+    python -m myxtts evaluate --run runs/demo
     python benchmarks/worst_values.py runs/demo
 
 shuffled texts: each held-out utterance is synthesized with the text of another one, of the same

@@ -191,4 +191,4 @@ class RunTest(unittest.TestCase):
         models = PlacementConfig(data_gpu=0, model_gpus=(1, 2))
         assessed = run(placement(models, gpus=3), replicas=2)
         self.assertEqual((assessed.data_busy, assessed.gains), (0.4, {}))
-        self.assertIn("`python utilities/plan_placement.py` compare", assessed.line)
+        self.assertIn("`python -m myxtts plan` compare", assessed.line)

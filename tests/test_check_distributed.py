@@ -19,7 +19,6 @@ from tests.sine_corpus import write_corpus
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "utilities" / "check_distributed.py"
-LAUNCHER = ROOT / "utilities" / "launch_workers.py"
 TRAINER = ROOT / "train_main.py"
 GOOD = ClusterResult(2, 2, "CPU", 0.0, {1 << 20: 0.002}, (1e-7, 2e-7), 0.2)
 TRAINING = (
@@ -75,7 +74,7 @@ class TwoWorkersTest(FolderCase):
         )
 
     def launch(self, *program) -> subprocess.CompletedProcess:
-        return self.run_here(LAUNCHER, "--workers", "2", "--", *program)
+        return self.run_here("-m", "myxtts", "launch", "--workers", "2", "--", *program)
 
     def test_digests_of_two_workers_are_compared(self):
         self.write("program.py", COMPARE)

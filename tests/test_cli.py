@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-from myxtts.base import files
+from myxtts.base import files, plugins
 from myxtts.base.console import report_errors, set_environment
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import corpus, main, train
@@ -276,7 +276,7 @@ class FreshInterpreterTest(FolderCase):
         program = "from myxtts.commands import main; sys.exit(main.run(['--help']))"
         modules, output = self.run_counting_modules(program, {"tensorflow", "keras"})
         actual = re.findall(r"^  ([a-z-]+)  +[A-Z].*\.$", output, re.MULTILINE)
-        self.assertEqual(actual, list(main.COMMANDS))
+        self.assertEqual(actual, plugins.names("commands"))
         self.assertLess(modules, 600)  # 376
 
     def test_user_error_writes_no_file_and_no_traceback(self):
@@ -290,10 +290,11 @@ class FreshInterpreterTest(FolderCase):
 
 class CommandTest(FolderCase):
     def test_every_command_has_a_name_a_help_line_and_flags(self):
-        modules = {path.stem for path in (ROOT / "myxtts" / "commands").glob("*.py")}
-        shared = {"__init__", "main", "parser", "console"}
-        self.assertEqual({name.replace("-", "_") for name in main.COMMANDS}, modules - shared)
-        for name in main.COMMANDS:
+        found = {*(ROOT / "myxtts/commands").glob("*.py"), *(ROOT / "myxtts").rglob("*_command.py")}
+        modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found}
+        shared = {"myxtts.commands.__init__", "myxtts.commands.main"}
+        self.assertEqual({*plugins.GROUPS["commands"].values()}, modules - shared)
+        for name in plugins.names("commands"):
             with (
                 self.subTest(name=name),
                 contextlib.redirect_stdout(io.StringIO()) as out,
@@ -335,7 +336,7 @@ class CommandTest(FolderCase):
             main.run(["trian"])
 
     def test_help_of_a_script_shows_the_name_that_the_user_typed(self):
-        for script in ("train_main.py", "utilities/plan_placement.py"):
+        for script in ("train_main.py", "utilities/split_dataset.py"):
             done = run_python(script, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertTrue(done.stdout.startswith(f"usage: python {script} "), done.stdout[:200])

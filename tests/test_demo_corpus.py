@@ -213,5 +213,5 @@ class Grammars(unittest.TestCase):
 
 
 def utility(flags: str, folder) -> subprocess.CompletedProcess:
-    command = [sys.executable, REPOSITORY / "utilities" / "make_demo_corpus.py", *flags.split()]
+    command = [sys.executable, "-m", "myxtts", "corpus", *flags.split()]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)

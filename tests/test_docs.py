@@ -15,14 +15,16 @@ from pathlib import Path
 from unittest import mock
 
 from docs import generate
+from myxtts.base import plugins
 from myxtts.base.errors import ConfigError
 from myxtts.commands import train
-from myxtts.commands.main import COMMANDS, COMPLETION, load_command, run
+from myxtts.commands.main import COMPLETION, load_command, run
 from myxtts.config.advice import other_names
-from myxtts.config.flags import SETTINGS
+from myxtts.config.flags import SCRIPTS, SETTINGS
 from tests.fixtures import temporary_folder
 
 ROOT = Path(__file__).parents[1]
+COMMANDS = plugins.names("commands")
 DOCS = ROOT / "docs"
 WRITTEN = sorted(set(DOCS.rglob("*.md")) - set(generate.PAGES))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
@@ -84,9 +86,7 @@ def command_of(program: str) -> str | None:
     """Return the command of a name or script; None for a benchmark or a test."""
     if program in COMMANDS or program.startswith(("benchmarks/", "tests/robustness/")):
         return program if program in COMMANDS else None
-    pattern = r"^from myxtts.commands import (\w+)$"
-    module = re.search(pattern, read(ROOT / program), re.MULTILINE)
-    return module[1].replace("_", "-") if module else None
+    return next((name for name, script in SCRIPTS.items() if script == program), None)
 
 
 def programs() -> list[str]:
@@ -268,7 +268,8 @@ class ForeignFlagTest(unittest.TestCase):
         accepted = 0
         for theirs, ours in self.rows:
             for words in spans(ours):
-                program, arguments = words[1:2], words[2:]
+                at = 3 if words[1:3] == ["-m", "myxtts"] else 1
+                program, arguments = words[at : at + 1], words[at + 1 :]
                 if (
                     words[0].startswith("--")
                     and {word for word in words if word.startswith("--")} <= SETTING_FLAGS

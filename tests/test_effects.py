@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from myxtts.base.errors import CheckpointError, ConfigError
+from myxtts.checkpoints.inherited import check_same_settings
 from myxtts.commands import train
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, values_of
 from myxtts.config.load import dump, load
 from myxtts.config.schema import SET, UNSET, Config, Needs, needs
-from myxtts.run.start import check_same_settings
 from tests.fixtures import temporary_folder
 
 # What rules of checks.py ask for beside a setting.

@@ -20,6 +20,7 @@ from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError
 from myxtts.base.processes import REPEAT_S
 from myxtts.checkpoints.files import latest, read_record, write_checkpoint
+from myxtts.checkpoints.inherited import with_inherited_settings
 from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.commands import train
 from myxtts.config.flags import with_values
@@ -30,7 +31,6 @@ from myxtts.extras.jobs import launcher
 from myxtts.extras.jobs.jobs_command import MERGER, main, make_parser
 from myxtts.extras.jobs.merge_command import parse
 from myxtts.extras.jobs.status import LauncherState, launcher_lock, read_progress, read_state
-from myxtts.run.start import with_inherited_settings
 from tests.feeds import wait_until
 from tests.fixtures import DEADLINE_S, ends, make_record, temporary_folder
 from tests.long import long

@@ -26,7 +26,7 @@ from myxtts.commands import launch
 from tests.fixtures import DEADLINE_S, FolderCase, ends, reported
 
 ROOT = Path(__file__).parents[1]
-LAUNCHER = ROOT / "utilities" / "launch_workers.py"
+PROGRAM = ROOT / "train_main.py"
 INDEX = (
     "import json, os, signal, sys, time\nindex ="
     " json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
@@ -207,7 +207,7 @@ class LauncherTest(FolderCase):
     def started(self, source: str, *prefix: str) -> subprocess.Popen:
         """Start a launcher; return it when its workers have run this source and sleep."""
         argv = self.argv(source + "\nprint('pid', os.getpid())\ntime.sleep(600)")
-        command = [*prefix, sys.executable, str(LAUNCHER), *argv]
+        command = [*prefix, sys.executable, "-m", "myxtts", "launch", *argv]
         # These tests may run under nohup.
         heed_hangup = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -277,7 +277,7 @@ class OutputTest(unittest.TestCase):
 
 class MistakeTest(unittest.TestCase):
     def test_mistakes_are_explained(self):
-        folder = f"the folder {LAUNCHER}"
+        folder = f"the folder {PROGRAM}"
         mistakes = {
             "no program was given": "--workers 2",
             "--workers is '0', but must be a whole number from 1 to 1000.": "--workers 0 -- FILE",
@@ -291,7 +291,7 @@ class MistakeTest(unittest.TestCase):
         }
         for message, flags in mistakes.items():
             with self.subTest(message=message):
-                argv = flags.replace("FILE", str(LAUNCHER)).split()
+                argv = flags.replace("FILE", str(PROGRAM)).split()
                 code, err = reported(lambda argv=argv: launch.main(argv))
                 self.assertEqual(code, 2)
                 self.assertIn(message, err)

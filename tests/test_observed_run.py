@@ -34,7 +34,6 @@ from tests.long import long
 from tests.tiny import Workspace, assert_same_arrays, small_models, train_in_fork, whole_run
 
 ROOT = Path(__file__).parents[1]
-LAUNCHER = ROOT / "utilities" / "launch_workers.py"
 TIMEOUT_S = 1800.0
 SPOKEN_FRAMES = 20
 ONE_THREAD = threading.Lock()
@@ -447,7 +446,9 @@ class Workers(unittest.TestCase):
             argv = workspace.argv(
                 name, *REVERSED, "--validate-every 2 --observer", name, "--batch-size 2"
             )
-            command = f"{sys.executable} {LAUNCHER} --workers 2 --logs {workspace.folder}/logs --"
+            command = (
+                f"{sys.executable} -m myxtts launch --workers 2 --logs {workspace.folder}/logs --"
+            )
             done = subprocess.run(
                 [*command.split(), str(program), *argv],
                 capture_output=True,

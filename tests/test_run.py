@@ -25,6 +25,7 @@ from myxtts.checkpoints.files import (
     read_record,
     write_checkpoint,
 )
+from myxtts.checkpoints.inherited import check_same_settings
 from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.checkpoints.trained_run import check_same_corpus
 from myxtts.commands import train
@@ -37,7 +38,6 @@ from myxtts.placement.settings import plan_routes
 from myxtts.report.metrics import MetricsFile, read_metrics
 from myxtts.report.samples import sound_file
 from myxtts.run.description import out_of_memory
-from myxtts.run.start import check_same_settings
 from myxtts.tasks.tts.network import XTTS
 from myxtts.text.symbols import SymbolTable
 from tests.fixtures import DUAL, files_below, replace_arrays

@@ -12,13 +12,13 @@ import tensorflow as tf
 from myxtts.audio.mel import SILENCE
 from myxtts.base.errors import ConfigError
 from myxtts.checkpoints.files import Checkpoint, read_record
+from myxtts.checkpoints.inherited import inherit_settings
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.schema import Config, DataConfig, ModelConfig, TeacherConfig
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor, check_batch
 from myxtts.devicefeed.producer import trace_produce
 from myxtts.report.metrics import read_metrics
-from myxtts.run.start import inherit_settings
 from myxtts.run.warm_start import Pretrained, load_pretrained
 from myxtts.tasks.tts.features import tts_extractor
 from myxtts.tasks.tts.teacher import NullTeacher

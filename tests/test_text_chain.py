@@ -12,6 +12,7 @@ from unittest import mock
 from fakes.spoken_forms import LANGUAGES, is_right, sentences
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.checkpoints.files import read_record, write_record
+from myxtts.checkpoints.inherited import keep_normaliser
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.commands import text
 from myxtts.config.flags import with_values
@@ -20,7 +21,6 @@ from myxtts.corpus.build import build_manifest, frontend_of
 from myxtts.corpus.demo_corpus import load_grammar
 from myxtts.corpus.layouts import read_corpus
 from myxtts.corpus.manifest import LengthRule
-from myxtts.run.start import keep_normaliser
 from myxtts.text import normalisers
 from myxtts.text.frontend import TextFrontend, normalise_text, read_lexicon, symbols_of
 from myxtts.text.sentences import split_text

@@ -246,7 +246,7 @@ class CommandTest(RecogniserCase):
             ((str(folder / "nan.wav"),), "not finite"),
             ((str(folder),), "not a file"),
             ((), "are required: FILE"),
-            ((good, "--corpus", "x"), "evaluate.py` with --data"),
+            ((good, "--corpus", "x"), "evaluate` with --data"),
             ((good, "--out", "x"), "--out needs --times"),
             ((good, "--json", str(folder / "none" / "x.json")), "there is no folder"),
             ((good, "--json", "a.wav"), "that is the name of a recording"),

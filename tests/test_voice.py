@@ -116,7 +116,7 @@ class WholeVoiceTest(FolderCase):
     @long
     def test_killed_in_each_stage_and_typed_again_a_voice_is_made(self):
         make_demo_corpus(self.folder / "corpus", 60, ("en",), 1, seed=0)
-        command = [sys.executable, str(ROOT / "utilities/make_voice.py"), "--train-data", "corpus"]
+        command = [sys.executable, "-m", "myxtts", "voice", "--train-data", "corpus"]
         command += ["--run", "v", "--minutes", "0.2"]
         settings = "/vocoder.yaml --resume", "/voice.yaml --resume"
         ends = zip(

@@ -194,7 +194,7 @@ class KilledWorkerTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             program = Path(name) / "dies.py"
             program.write_text(DIES.format(root=str(ROOT)))
-            launcher = [sys.executable, ROOT / "utilities" / "launch_workers.py", "--logs", name]
+            launcher = [sys.executable, "-m", "myxtts", "launch", "--logs", name]
             done = subprocess.run(
                 [*launcher, "--", program], capture_output=True, text=True, timeout=600.0
             )

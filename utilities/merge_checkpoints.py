@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.main import run_script
-from myxtts.extras.jobs import merge_command as merge
+from myxtts.extras.jobs import merge_command
 
 if __name__ == "__main__":
-    sys.exit(run_script(merge))
+    sys.exit(run_script(merge_command))

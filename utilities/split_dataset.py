@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.commands.main import run_script
-from myxtts.extras.jobs import shard_command as shard
+from myxtts.extras.jobs import shard_command
 
 if __name__ == "__main__":
-    sys.exit(run_script(shard))
+    sys.exit(run_script(shard_command))

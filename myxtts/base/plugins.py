@@ -4,6 +4,7 @@ A group has names and objects, which are imported when they are used. GROUPS has
 package adds its own as entry points of `myxtts.GROUP`. An extra whose folder was removed is left
 out.
 
+    commands   a module with NAME, HELP and main(argv, prog), whose `parse` needs no TensorFlow
     corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout
     hooks      make(TrainingSetup, Checkpoints, StopRequest) -> Hook or None; before the feed opens
     stores     open(url) -> Store, or None for a URL that another one opens
@@ -19,6 +20,29 @@ from myxtts.base.errors import ConfigError
 
 # The first object of a group that takes something is used: packages of others come before these.
 GROUPS: dict[str, dict[str, str]] = {
+    "commands": {
+        "train": "myxtts.commands.train",
+        "preflight": "myxtts.commands.preflight",
+        "profile": "myxtts.commands.profile",
+        "plan": "myxtts.commands.plan",
+        "synthesize": "myxtts.commands.synthesize",
+        "evaluate": "myxtts.commands.evaluate",
+        "transcribe": "myxtts.commands.transcribe",
+        "export": "myxtts.extras.export.export_command",
+        "launch": "myxtts.commands.launch",
+        "jobs": "myxtts.extras.jobs.jobs_command",
+        "merge": "myxtts.extras.jobs.merge_command",
+        "shard": "myxtts.extras.jobs.shard_command",
+        "corpus": "myxtts.commands.corpus",
+        "text": "myxtts.commands.text",
+        "align": "myxtts.extras.align.align_command",
+        "inspect": "myxtts.extras.inspect.inspect_command",
+        "pack": "myxtts.extras.store.pack_command",
+        "voice": "myxtts.extras.voice.voice_command",
+        "serve": "myxtts.extras.serve.serve_command",
+        "publish": "myxtts.extras.publish.publish_command",
+        "check-distributed": "myxtts.commands.check_distributed",
+    },
     "corpora": {
         "packed": "myxtts.extras.store.packed:read_packed",
         "table": "myxtts.corpus.tables:read_table",
@@ -37,14 +61,27 @@ log = logging.getLogger(__name__)
 
 def load(group: str) -> Iterator[Any]:
     """Yield the objects of a group. Raises ConfigError if one of a package cannot be imported."""
-    for point in _points(group).values():
-        try:
-            yield point.load()
-        except Exception as error:
-            raise ConfigError(
-                f"{point.name!r} ({point.value}), which a package has added to {point.group},"
-                f" cannot be loaded: {error}. Update or remove the package."
-            ) from error
+    for name in names(group):
+        yield load_one(group, name)
+
+
+def load_one(group: str, name: str) -> Any:
+    """Return an object of a group; raise as `load`."""
+    point = _points(group)[name]
+    try:
+        return point.load()
+    except Exception as error:
+        if name in GROUPS[group]:
+            raise
+        raise ConfigError(
+            f"{name!r} ({point.value}), which a package has added to {point.group}, cannot be"
+            f" loaded: {error}. Update or remove the package."
+        ) from error
+
+
+def names(group: str) -> list[str]:
+    """Return the names in a group: first those of packages, of which one that takes it is used."""
+    return [*_points(group)]
 
 
 def _points(group: str) -> dict[str, EntryPoint]:

@@ -1,26 +1,16 @@
-"""TODO."""
+"""Settings that a run has from another one: its own checkpoint, a pretrained run, its teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.base.errors import CheckpointError, ConfigError
-from myxtts.checkpoints import files as checkpoint_files
-from myxtts.checkpoints.files import Ancestor, Checkpoint, checkpoint_of
+from myxtts.checkpoints.files import Checkpoint, checkpoint_of
 from myxtts.checkpoints.published import local_run
-from myxtts.checkpoints.run_folder import RunFolder
-from myxtts.checkpoints.trained_run import TrainedRun, select_vocoder
+from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
-from myxtts.corpus.build import frontend_of
-from myxtts.corpus.manifest import Vocabulary
-from myxtts.run.warm_start import Pretrained, check_freeze, read_pretrained
-from myxtts.tasks.registry import length_rule_of
-from myxtts.text import espeak
-from myxtts.text.frontend import TextFrontend
-
 
 
 def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | None:

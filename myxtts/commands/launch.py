@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from myxtts.base import plugins
 from myxtts.base.errors import ConfigError
 from myxtts.config.advice import command_of
-from myxtts.config.flags import SCRIPTS
 from myxtts.config.parser import CommandParser, add_flag, bounded
 from myxtts.distributed.cluster import check_addresses
 from myxtts.distributed.launcher import launch, local_workers
@@ -70,7 +70,7 @@ def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tupl
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     program = [word for i, word in enumerate(options.program) if i or word != "--"]
-    if program and program[0] in SCRIPTS and not Path(program[0]).is_file():
+    if program and program[0] in plugins.GROUPS["commands"] and not Path(program[0]).is_file():
         program = ["-m", "myxtts", *program]
     if not program:
         raise ConfigError("no program was given. Name it after --, such as -- train --run first.")

@@ -1,12 +1,11 @@
 """The console script `myxtts`, and the scripts of a checkout that run one of its commands.
 
-Each command is a module of this package with its name (NAME), one line about it (HELP) and
-`main(argv, prog)`, which returns the exit code. A command imports TensorFlow only once its
-arguments are known to be right.
+Each command is a module of the group `commands` (`base/plugins`) with its name (NAME), one line
+about it (HELP) and `main(argv, prog)`, which returns the exit code. A command imports TensorFlow
+only once its arguments are known to be right.
 """
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from myxtts.base import plugins
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.errors import ConfigError, check_packages
 from myxtts.base.processes import exit_at_sigterm
 from myxtts.config.advice import command_of, nearest
-from myxtts.config.flags import SCRIPTS, SETTINGS
+from myxtts.config.flags import SETTINGS
 from myxtts.config.parser import local_path, parser_of
 
-COMMANDS = tuple(SCRIPTS)
 COMPLETION = "--print-completion"
 # Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
 # unfinished files.
@@ -32,23 +31,30 @@ WITH_OWN_STOP = ("train", "voice", "launch", "jobs", "check-distributed")
 def main() -> int:
     """Run the command that the arguments of this process name."""
     is_module = Path(sys.argv[0]).name == "__main__.py"
+    if is_module:
+        _share_checkout()
     filter_stderr()
     return report_errors(lambda: run(sys.argv[1:], "python -m myxtts" if is_module else "myxtts"))
 
 
 def run_script(command: ModuleType) -> int:
     """Run one command as a script of the checkout, with the arguments of this process."""
-    # Processes that the command starts also import the package from this checkout.
-    root = str(Path(__file__).parents[2])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    _share_checkout()
     filter_stderr()
     return report_errors(lambda: _main_of(command, sys.argv[1:], f"python {sys.argv[0]}"))
 
 
+def _share_checkout() -> None:
+    """Let processes that the command starts import the package from this checkout, too."""
+    root = str(Path(__file__).parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+
+
 def run(argv: Sequence[str], prog: str = "myxtts") -> int:
     """Run `COMMAND [ARGUMENT ...]`; raises ConfigError if the command is unknown."""
+    commands = plugins.names("commands")
     if not argv or argv[0] in ("-h", "--help", "help"):
-        lines = [f"  {name:<17}  {load_command(name).HELP}" for name in COMMANDS]
+        lines = [f"  {name:<17}  {load_command(name).HELP}" for name in commands]
         print(f"usage: {prog} COMMAND [ARGUMENT ...]", "", *lines, "", sep="\n")
         print(f"{prog} COMMAND --help lists the flags of a command.")
         return 0
@@ -56,9 +62,9 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
         print_completion(" ".join(argv[1:]))
         return 0
     name = argv[0]
-    if name not in COMMANDS:
-        near = command_of(name) or nearest(name, COMMANDS)
-        hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(COMMANDS)}."
+    if name not in commands:
+        near = command_of(name) or nearest(name, commands)
+        hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(commands)}."
         raise ConfigError(f"{name[:60]!r} is not a command. {hint}")
     return _main_of(load_command(name), argv[1:], f"{prog} {name}")
 
@@ -69,7 +75,7 @@ def _main_of(command: ModuleType, argv: Sequence[str], prog: str) -> int:
 
 
 def load_command(name: str) -> ModuleType:
-    return importlib.import_module(f"myxtts.commands.{name.replace('-', '_')}")
+    return plugins.load_one("commands", name)
 
 
 def print_completion(shell: str) -> None:
@@ -84,7 +90,7 @@ def print_completion(shell: str) -> None:
         raise ConfigError(f"{COMPLETION} {shell!r} is not a known shell. Use one of {known}.")
     parser = argparse.ArgumentParser("myxtts")
     added = parser.add_subparsers()
-    for command in map(load_command, COMMANDS):
+    for command in plugins.load("commands"):
         made = parser_of(command.main)
         for action in made._actions:
             is_path = isinstance(action.type, partial) and action.type.func is local_path

@@ -28,7 +28,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         return 0
     if options.print_config:
         if (config.training.init_from or config.teacher.teacher) and not config.run.resume:
-            from myxtts.run.start import with_inherited_settings
+            from myxtts.checkpoints.inherited import with_inherited_settings
 
             config = with_inherited_settings(config)
         print(dump(config), end="")

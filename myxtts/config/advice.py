@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from myxtts.base import plugins
 from myxtts.config.flags import SCRIPTS, SETTINGS, command_line
 from myxtts.config.schema import flag_of
 
@@ -58,7 +59,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 def command_of(program: str) -> str | None:
     """Return the command by its name, or by its script here or in another project."""
     scripts = {Path(script).stem: name for name, script in SCRIPTS.items()}
-    names = other_names()["scripts"] | scripts | {name: name for name in SCRIPTS}
+    commands = {name: name for name in plugins.GROUPS["commands"]}
+    names = other_names()["scripts"] | scripts | commands
     return names.get(Path(program).stem)
 
 

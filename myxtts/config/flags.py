@@ -20,7 +20,7 @@ _BOUNDS |= {"maximum": "at most", "exclusiveMaximum": "below"}
 SCRIPTS: dict[str, str] = yaml.safe_load(
     Path(__file__).with_name("scripts.yaml").read_text("utf-8")
 )
-"""The scripts of a checkout, by the name of their command."""
+"""Scripts of a checkout, by the name of their command."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ def turned_off(config: Config, mark: Mark) -> Config:
 
 
 def command_line(command: str) -> str:
-    """Return what a user types: the script of a checkout, else `myxtts NAME`."""
-    script = SCRIPTS[command]
-    has_script = (Path(__file__).parents[2] / script).is_file()
-    return f"python {script}" if has_script else f"myxtts {command}"
+    """Return what a user types: in a checkout its script or `python -m myxtts NAME`."""
+    if not (Path(__file__).parents[2] / SCRIPTS["train"]).is_file():
+        return f"myxtts {command}"
+    return f"python {SCRIPTS.get(command, f'-m myxtts {command}')}"
 
 
 def join_names(names: Sequence[str]) -> str:

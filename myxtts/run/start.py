@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from myxtts.audio.format import AUDIO_FORMAT
-from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.checkpoints import files as checkpoint_files
-from myxtts.checkpoints.files import Ancestor, Checkpoint, checkpoint_of
+from myxtts.checkpoints.files import Ancestor
+from myxtts.checkpoints.inherited import (
+    apply_teacher_settings,
+    check_same_settings,
+    inherit_settings,
+    keep_normaliser,
+    open_teacher,
+)
 from myxtts.checkpoints.published import local_run
 from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.checkpoints.trained_run import TrainedRun, select_vocoder
-from myxtts.config.checks import inactive_settings, reset_inactive
-from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
-from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
+from myxtts.config.schema import Config
 from myxtts.corpus.build import frontend_of
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.run.warm_start import Pretrained, check_freeze, read_pretrained
@@ -113,124 +116,3 @@ def first_shares(start: Start, replicas: int) -> Sequence[float]:
         return shares
     recorded = start.resumed.record.batch_shares if start.resumed else ()
     return recorded if len(recorded) == replicas else ()
-
-
-def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | None:
-    """Open the teacher that the settings name, if they name one; raise CheckpointError if unfit.
-
-    A run that resumes takes the checkpoint that it has had, also if the teacher's run has a better
-    one by now.
-    """
-    recorded = resumed.record.teacher if resumed else None
-    path = config.teacher.teacher
-    if resumed and (recorded is None) != (path is None):
-        had = f"--teacher {recorded.run}" if recorded else "none"
-        raise CheckpointError(
-            f"--teacher {path} was given, but {resumed.checkpoint.path} was trained with {had}."
-            " Take all settings from the run with --config, or start another one with --run."
-        )
-    if path is None:
-        return None
-    name = None
-    if recorded is not None:
-        checkpoint = checkpoint_of(Path(path) / "checkpoints", recorded.step)
-        name = checkpoint.name if checkpoint.exists() else None
-    teacher = TrainedRun.open(Path(path), name)
-    if resumed and recorded and teacher.checkpoint.weights_digest != recorded.weights:
-        raise CheckpointError(
-            f"{teacher.checkpoint.path} has other weights than the teacher of"
-            f" {resumed.checkpoint.path}, {recorded.run} step {recorded.step}. Restore that"
-            " teacher, or start another run with --run."
-        )
-    teacher.check_task("tts")
-    if teacher.record.audio_format != AUDIO_FORMAT:
-        raise CheckpointError(
-            f"--teacher {path} was given, but {teacher.checkpoint.path} was trained on mels of"
-            " another format than this version makes. Train it again with this version."
-        )
-    return teacher
-
-
-def inherit_settings(config: Config, source: TrainedRun) -> Config:
-    """Return the configuration with the settings that the weights of the source fix.
-
-    The source is a pretrained run or the run itself. Raises ConfigError for another value of one.
-    """
-    fixed = reset_inactive(source.record.settings)
-    advice = "give another --init-from, or start another run with --run"
-    origin = f"the run starts from {source.checkpoint.path}, which"
-    # What a vocoder has from its teacher, it has from the one that it has now.
-    is_taught = fixed.model.task == "vocoder" and config.teacher.teacher is not None
-    inherited = [
-        setting
-        for setting in marked(INHERITED)
-        if not (is_taught and FROM_TEACHER in setting.marks)
-    ]
-    config = _with_fixed(config, fixed, inherited, origin, advice)
-    if config.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:
-        raise ConfigError(
-            f"no --teacher was given, but {origin} learned from the mels of the voice"
-            f" {fixed.teacher.teacher}. Give --teacher with this or another voice, or {advice}."
-        )
-    return config
-
-
-def apply_teacher_settings(config: Config, teacher: TrainedRun) -> Config:
-    """Return the configuration with the settings that a teacher fixes; raise ConfigError."""
-    settings = teacher.record.settings
-    origin = f"the teacher {teacher.path}"
-    return _with_fixed(config, settings, marked(FROM_TEACHER), origin, "give another --teacher")
-
-
-def keep_normaliser(config: Config, resumed: TrainedRun) -> Config:
-    """Return the configuration with the normaliser that a run has had.
-
-    Runs from before there was one do not name it in config.yaml. Raises ConfigError for another.
-    """
-    saved, setting = resumed.record.settings, SETTINGS["text_normaliser"]
-    origin = f"{resumed.checkpoint.path}, which the run resumes,"
-    return _with_fixed(config, saved, [setting], origin, "start another run with --run")
-
-
-def with_inherited_settings(config: Config) -> Config:
-    """Return the settings with all that --teacher and --init-from fix, as a new run has it."""
-    if config.teacher.teacher is not None:
-        config = apply_teacher_settings(config, TrainedRun.open(Path(config.teacher.teacher)))
-    if config.training.init_from is not None:
-        config = inherit_settings(config, TrainedRun.open(local_run(config.training.init_from)))
-    return config
-
-
-def _with_fixed(
-    config: Config, fixed: Config, settings: Sequence[Setting], origin: str, advice: str
-) -> Config:
-    """Return the configuration with some settings of another one."""
-    for setting in settings:
-        given, value = setting.of(config), setting.of(fixed)
-        is_given = setting.name in getattr(config, setting.section).model_fields_set
-        if is_given and given != value:
-            raise ConfigError(
-                f"{setting.name} {given} was given, but {origin} has {value}. Leave"
-                f" {setting.name} out, or {advice}."
-            )
-    return with_values(config, {setting.name: setting.of(fixed) for setting in settings})
-
-
-def check_same_settings(checkpoint: Checkpoint, requested: Config) -> None:
-    """Raise CheckpointError if a run is to resume with another value of an active FIXED setting."""
-    saved = checkpoint.record.settings
-    useless = set()
-    for config in (saved, requested):
-        useless |= {setting.name for setting in inactive_settings(values_of(config))}
-    for setting in marked(FIXED):
-        before, now = setting.of(saved), setting.of(requested)
-        # The only list among them, `freeze`, has no order.
-        if isinstance(before, tuple) and isinstance(now, tuple):
-            before, now = (" ".join(sorted(names)) or "nothing" for names in (before, now))
-        if setting.name not in useless and before != now:
-            raise CheckpointError(
-                f"{setting.section}.{setting.name} is {now}, but {checkpoint.path} was written with"
-                f" {before}, and it cannot change within a run. Set it to {before}, or take all"
-                f" settings from the run with --config {checkpoint.path.parents[1] / 'config.yaml'}"
-                ", or start another run with --run."
-            )

@@ -53,7 +53,7 @@ class Trainer:
     def __init__(self, folder: Path, program: list[str], flags: str):
         self.folder, self._program, self._flags = folder, program, flags
         corpus = ["--utterances", "60", "--out", str(folder / "corpus")]
-        self._run(["utilities/make_demo_corpus.py", *corpus])
+        self._run(["-m", "myxtts", "corpus", *corpus])
 
     def _run(self, command: list[str]) -> None:
         command = [sys.executable, *command]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from myxtts.base.errors import ConfigError
 from myxtts.base.processes import visible_gpus
+from myxtts.checkpoints.inherited import with_inherited_settings
 from myxtts.config import parser as parsers
 from myxtts.config.parser import CommandParser, add_flag, add_switch, bounded, settings_parser
 from myxtts.config.schema import Config
@@ -29,7 +30,6 @@ from myxtts.extras.jobs.launcher import (
 )
 from myxtts.extras.jobs.status import LauncherState, status_report, stop_launcher
 from myxtts.placement.settings import hidden_gpus_warning
-from myxtts.run.start import with_inherited_settings
 
 NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."

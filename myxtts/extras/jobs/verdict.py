@@ -14,6 +14,7 @@ from myxtts.batches.corpora import single_bucket_corpus
 from myxtts.batches.pipeline import held_out_pipeline
 from myxtts.batches.plan import HELD_OUT_PASS
 from myxtts.checkpoints.files import MODEL
+from myxtts.checkpoints.inherited import open_teacher
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.checkpoints.variables import load_variables
 from myxtts.config.schema import Config
@@ -24,7 +25,6 @@ from myxtts.extras.jobs.mean import weighted_mean, weights_group
 from myxtts.placement import devices
 from myxtts.run.observation import Validation
 from myxtts.run.setup import typical_sizes
-from myxtts.run.start import open_teacher
 from myxtts.tasks import loading
 from myxtts.tasks.contract import first_rows
 from myxtts.tasks.evaluation.held_out import for_evaluation

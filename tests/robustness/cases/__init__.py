@@ -80,9 +80,8 @@ class Lab:
     @cached_property
     def demo(self) -> Path:
         """A corpus of 20 utterances of one English speaker."""
-        make = PROJECT / "utilities/make_demo_corpus.py"
         flags = "--utterances 20 --languages en --speakers 1".split()
-        code, printed = program(make, "--out", self.folder / "demo", *flags)
+        code, printed = program("-m", "myxtts", "corpus", "--out", self.folder / "demo", *flags)
         assert code == 0, printed
         return self.folder / "demo"
 

@@ -21,7 +21,7 @@ from myxtts.placement.settings import named_gpus, plan_routes
 from myxtts.trial.preflight.checks import Check, recommended, required
 
 # A checkout that is not installed has no metadata of a package.
-REQUIREMENTS_FILE = Path(__file__).parents[2] / "requirements.txt"
+REQUIREMENTS_FILE = Path(__file__).parents[3] / "requirements.txt"
 
 NO_DRIVER_NEEDED = "none is needed: the settings name no GPU of NVIDIA"
 NO_GPU_NEEDED = "none is needed: the settings name no real GPU"

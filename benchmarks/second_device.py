@@ -1,4 +1,4 @@
-"""Measure what a second device gains in each task: predicted by the planner, and run.
+"""Measure what a second device gains in each task: its bound, and run.
 
     python benchmarks/second_device.py
     python benchmarks/second_device.py --rows tts-tiny-small-teacher --repeats 5
@@ -275,7 +275,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
             isolated.time_steps(run.setup, run.step, window, features)
         with run_functions_in_the_pool():
             all_reduce_s = isolated.measure_all_reduce(run)
-    profile = StageProfile(times, window.measured_buckets, all_reduce_s)
+    profile = StageProfile(times, all_reduce_s)
     predictions = rank_placements(profile, Speeds.of([1.0, 1.0]), config)
     mean_s, measured = times.mean_s(), len(times)
     # Batches and steps that the processor time has in addition.
@@ -287,7 +287,7 @@ def measure_stages(flags: Sequence[str], steps: int) -> Stages:
         step_cpu_s=step_cpu_s[0] / (measured + warm_up[1]),
         transfer_s=mean_s["transfer"],
         all_reduce_s=all_reduce_s,
-        predicted={one.candidate.name: one.batches_per_s for one in predictions},
+        predicted={one.candidate.name: 1.0 / one.batch_s for one in predictions},
     )
 
 

@@ -21,17 +21,12 @@ from myxtts.commands.train import parse
 from myxtts.config.schema import Config, DataConfig, PlacementConfig, RunConfig, TrainingConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.distributed.cluster import Cluster
-from myxtts.placement.bound import Speeds, StageTimes
+from myxtts.placement.bound import Speeds
 from myxtts.placement.settings import plan_routes
 from myxtts.trial import auto
-from myxtts.trial.auto import (
-    choose_placement,
-    measure_in_subprocess,
-    observe_per_step_s,
-    rank_placements,
-)
-from myxtts.trial.stages import StageProfile
-from myxtts.trial.steps import measure_stage_times
+from myxtts.trial.auto import choose_placement, in_subprocess, observe_per_step_s, rank_placements
+from myxtts.trial.stages import StageProfile, StageTimes
+from myxtts.trial.steps import measure_stage_times, time_batches
 from tests.fixtures import temporary_folder
 from tests.kill_points import terminate_parent
 from tests.tiny import Workspace, toy_models
@@ -42,11 +37,10 @@ PAIR = Speeds.of([1.0, 1.0])
 def profile(
     read_ms: float, produce_ms: float, transfer_ms: float, step_ms, all_reduce_ms: float = 0.0
 ) -> StageProfile:
-    """Return a profile of 20 batches; batches with equal `step_ms` of a list share a bucket."""
+    """Return a profile of 20 batches."""
     columns_ms = read_ms, produce_ms, transfer_ms, step_ms
-    times = StageTimes(*(np.resize(column_ms, 20) / 1e3 for column_ms in columns_ms))
-    _, bucket = np.unique(times.step_s, return_inverse=True)
-    return StageProfile(times, bucket, all_reduce_ms / 1e3)
+    times = StageTimes(*(np.full(20, column_ms / 1e3) for column_ms in columns_ms))
+    return StageProfile(times, all_reduce_ms / 1e3)
 
 
 def fail(error: Exception, config: Config, steps: int) -> StageProfile:
@@ -61,19 +55,19 @@ class RankPlacementsTest(unittest.TestCase):
     def test_replicas_win_if_the_all_reduce_is_cheap(self):
         best = self.best(1, 5, 2, 22, 3)
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
-        self.assertAlmostEqual(best.batches_per_s, 2 / 0.030, delta=0.2)
+        self.assertAlmostEqual(best.batch_s, 0.030 / 2)
         self.assertEqual(self.best(1, 5, 2, 22, 3, gpus=4).candidate.flags, "--model-gpus 0 1 2 3")
 
     def test_dual_wins_if_the_all_reduce_takes_longer_than_the_stage_difference(self):
         best = self.best(1, 20, 2, 22, 5)
         self.assertEqual(best.candidate.flags, "--data-gpu 0 --model-gpu 1")
-        self.assertAlmostEqual(best.batches_per_s, 1 / 0.022, delta=0.2)
+        self.assertAlmostEqual(best.batch_s, 0.022 / 1)
 
     def test_microbatches_of_a_step_share_one_all_reduce(self):
         self.assertEqual(self.best(1, 16, 2, 22, 8).candidate.name, "dual")
         best = self.best(1, 16, 2, 22, 8, gradient_accumulation=8)
         self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
-        self.assertAlmostEqual(best.batches_per_s, 2 / 0.039, delta=0.2)
+        self.assertAlmostEqual(best.batch_s, 0.039 / 2)
 
     def test_microbatches_of_a_step_share_one_validation(self):
         measured = profile(1, 10, 2, 22, 4)._replace(samples_s=6.0)
@@ -86,24 +80,18 @@ class RankPlacementsTest(unittest.TestCase):
     def test_single_wins_if_a_second_gpu_gains_nothing(self):
         best = self.best(1, 5, 40, 20, 60)
         self.assertEqual(best.candidate.name, "single")
-        self.assertAlmostEqual(best.batches_per_s, 1 / 0.025, delta=0.2)
+        self.assertAlmostEqual(best.batch_s, 0.025 / 1)
 
     def test_each_gpu_that_makes_batches_has_its_own_readers(self):
         # The interval between batches from all readers of one data GPU.
         best = self.best(60, 5, 1, 20, 0)
         self.assertEqual(best.candidate.name, "replicated")
-        self.assertAlmostEqual(best.batches_per_s, 2 / 0.060, delta=0.2)
-
-    def test_replicas_train_on_batches_of_the_same_bucket_in_a_step(self):
-        best = self.best(0, 0, 0, [10, 30])
-        self.assertEqual(best.candidate.flags, "--model-gpus 0 1")
-        # Drawn independently: 2 / 0.025.
-        self.assertAlmostEqual(best.batches_per_s, 2 / 0.020, delta=0.2)
+        self.assertAlmostEqual(best.batch_s, 0.060 / 2)
 
     def test_two_producers_win_if_producing_takes_twice_as_long_as_the_step(self):
         best = self.best(1, 40, 2, 20, 4, gpus=3)
         self.assertEqual(best.candidate.flags, "--data-gpus 0 1 --model-gpu 2")
-        self.assertAlmostEqual(best.batches_per_s, 1 / 0.020, delta=0.2)
+        self.assertAlmostEqual(best.batch_s, 0.020 / 1)
         self.assertNotIn("producers", self.best(1, 10, 2, 20, 4, gpus=3).candidate.name)
 
     def test_validation_takes_time_of_the_data_device_in_dual_placement_only(self):
@@ -120,7 +108,8 @@ class RankPlacementsTest(unittest.TestCase):
             self.assertAlmostEqual(actual_s, expected_s)
         self.assertEqual(rank_placements(measured, PAIR, Config())[0].candidate.name, "replicated")
         validated = rank_placements(measured, PAIR, Config(run=run))[0]
-        self.assertEqual((validated.candidate.name, validated.bound_s), ("dual", 0.022))
+        self.assertEqual(validated.candidate.name, "dual")
+        self.assertAlmostEqual(validated.batch_s, 0.022)
         named = Config(run=run, placement=PlacementConfig(placement="auto", observer="model"))
         dual = next(p for p in rank_placements(measured, PAIR, named) if p.candidate.name == "dual")
         self.assertIn("C + V", dual.formula)
@@ -128,11 +117,30 @@ class RankPlacementsTest(unittest.TestCase):
     def test_xla_allows_one_replica_only(self):
         config = Config(training=TrainingConfig(compile="xla"))
         ranked = rank_placements(profile(1, 5, 2, 22), Speeds.of([1.0] * 4), config)
-        self.assertEqual({prediction.candidate.replicas for prediction in ranked}, {1})
+        self.assertEqual({estimate.candidate.replicas for estimate in ranked}, {1})
 
 
-def not_called(config: Config, steps: int) -> StageProfile:
-    raise AssertionError("the stages were measured")
+def not_called(config: Config, steps: int):
+    raise AssertionError("a run was measured")
+
+
+def timed(config: Config, steps: int) -> float:
+    """Stand for the seconds per batch of a replica: by default every placement is as fast."""
+    return float(len(config.placement.model_gpus) or 1)
+
+
+def measured_as(profiles, time_batches=timed):
+    """Return what stands for `in_subprocess`: a profile after the other, and times of batches."""
+
+    def measure(function, config):
+        if function is timed:
+            return time_batches(config, 40)
+        found = next(profiles)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return measure
 
 
 class ChoosePlacementTest(unittest.TestCase):
@@ -141,9 +149,9 @@ class ChoosePlacementTest(unittest.TestCase):
     def chosen(self, gpus: int, *milliseconds) -> PlacementConfig:
         """Return the placement that is chosen by these times."""
         config = Config(placement=PlacementConfig(placement="auto", simulate_gpus=gpus))
-        measured = mock.Mock(return_value=profile(*milliseconds))
-        with mock.patch.object(auto, "measure_in_subprocess", measured):
-            return choose_placement(config, not_called).placement
+        profiles = iter([profile(*milliseconds)])
+        with mock.patch.object(auto, "in_subprocess", measured_as(profiles)):
+            return choose_placement(config, not_called, timed).placement
 
     def test_choice_of_replicas_logs_the_larger_step(self):
         with self.assertLogs("myxtts", "INFO") as logged:
@@ -154,20 +162,41 @@ class ChoosePlacementTest(unittest.TestCase):
         self.assertIn("a step of 2 replicas has 2 times the utterances", lines)
         self.assertIn("placement auto these devices share one CPU", lines)
 
+    def test_bounds_that_are_close_are_decided_by_steps_of_both(self):
+        # By the bounds dual takes 22 ms, and two replicas 23.5.
+        times_ms = 1, 20, 2, 22, 5
+        for dual_s, replicated_s, expected in ((0.022, 0.060, ()), (0.022, 0.040, (0, 1))):
+
+            def time_batches(config, steps, times=(dual_s, replicated_s)):
+                return times[len(config.placement.model_gpus) == 2]
+
+            measure = measured_as(iter([profile(*times_ms)]), time_batches)
+            with (
+                mock.patch.object(auto, "in_subprocess", measure),
+                self.assertLogs("myxtts", "INFO") as logged,
+            ):
+                chosen = choose_placement(self.AUTO, not_called, timed).placement
+            self.assertEqual(chosen.model_gpus if len(chosen.model_gpus) > 1 else (), expected)
+            lines = "\n".join(logged.output)
+            self.assertIn("measuring 40 steps of dual (--data-gpu 0 --model-gpu 1)", lines)
+            self.assertIn("measuring 40 steps of replicated (--model-gpus 0 1)", lines)
+
     def chosen_on_gpus(self, *profiles: StageProfile | Exception, pairs=(), **data) -> Config:
         """Return the choice by what was measured with each pair of real GPUs; by default each GPU
         makes batches for the next one.
         """
         config = Config(placement=PlacementConfig(placement="auto"), data=DataConfig(**data))
-        measured, gpus = mock.Mock(side_effect=profiles), len({*map(max, pairs)} or profiles)
+        measured = mock.Mock(side_effect=measured_as(iter(profiles)))
+        gpus = len({*map(max, pairs)} or profiles)
         with (
             mock.patch("myxtts.placement.devices.gpu_count", return_value=gpus),
-            mock.patch.object(auto, "measure_in_subprocess", measured),
+            mock.patch.object(auto, "in_subprocess", measured),
         ):
-            chosen = choose_placement(config, not_called)
+            chosen = choose_placement(config, not_called, timed)
         actual = [
             (call.args[1].placement.data_gpu, call.args[1].placement.model_gpu)
             for call in measured.mock_calls
+            if call.args[0] is not_called
         ]
         self.assertEqual(actual, [*pairs] or [(i, (i + 1) % gpus) for i in range(gpus)])
         return chosen
@@ -200,7 +229,7 @@ class ChoosePlacementTest(unittest.TestCase):
     def test_named_shares_are_rejected(self):
         config = self.AUTO.model_copy(update={"data": DataConfig(batch_shares=(1.0, 2.0))})
         with self.assertRaisesRegex(PlacementError, "together with --batch-shares"):
-            choose_placement(config, not_called)
+            choose_placement(config, not_called, not_called)
 
     def test_a_run_that_resumes_keeps_its_placement(self):
         runs = temporary_folder(self.addCleanup)
@@ -210,7 +239,7 @@ class ChoosePlacementTest(unittest.TestCase):
         run = RunConfig(run="own", runs_dir=str(runs), resume=True)
         for shares in ((), "auto"):
             update = {"run": run, "data": DataConfig(batch_shares=shares)}
-            chosen = choose_placement(self.AUTO.model_copy(update=update), not_called)
+            chosen = choose_placement(self.AUTO.model_copy(update=update), not_called, not_called)
             self.assertEqual(chosen.placement, started.placement)
             # One replica shares nothing.
             self.assertEqual(chosen.data.batch_shares, ())
@@ -222,7 +251,7 @@ class ChoosePlacementTest(unittest.TestCase):
     def test_single_device_needs_no_measurement(self):
         placement = PlacementConfig(placement="auto", simulate_gpus=1)
         config = Config(placement=placement, data=DataConfig(batch_shares="auto"))
-        chosen = choose_placement(config, not_called)
+        chosen = choose_placement(config, not_called, not_called)
         self.assertEqual(chosen.placement, PlacementConfig(simulate_gpus=1))
         self.assertEqual(chosen.data.batch_shares, ())
 
@@ -233,7 +262,7 @@ class ChoosePlacementTest(unittest.TestCase):
                 self.subTest(**named),
                 self.assertRaisesRegex(PlacementError, "together with .*--model-gpu"),
             ):
-                choose_placement(config, not_called)
+                choose_placement(config, not_called, not_called)
 
     def test_one_of_several_workers_is_rejected(self):
         worker = {"TF_CONFIG": Cluster(("a:20000", "b:20000"), 1).tf_config()}
@@ -241,7 +270,7 @@ class ChoosePlacementTest(unittest.TestCase):
             mock.patch.dict(os.environ, worker),
             self.assertRaisesRegex(PlacementError, "worker 1 .* of 2"),
         ):
-            choose_placement(self.AUTO, not_called)
+            choose_placement(self.AUTO, not_called, not_called)
 
     def test_auto_has_no_routes_until_a_placement_is_chosen(self):
         with self.assertRaisesRegex(PlacementError, "only `myxtts train`"):
@@ -257,23 +286,29 @@ class MeasureTest(unittest.TestCase):
         # of this one.
         with multiprocessing.get_context("spawn").Pool(1) as process:
             measured = process.apply(measure_toy_run, (argv,))
-        self.assertEqual((len(measured.times), len(measured.bucket)), (4, 4))
+        self.assertEqual(len(measured.times), 4)
         times_s = measured.times.mean_s()
         for name in ("all_reduce_s", "samples_s", "evaluation_s"):
             times_s[name] = getattr(measured, name)
         self.assertEqual([name for name, seconds in times_s.items() if seconds <= 0.0], [])
         self.assertTrue(0.0 <= measured.fixed <= 1.0, measured.fixed)
 
+    def test_the_batches_of_a_placement_are_timed_in_its_training_loop(self):
+        workspace = Workspace.temporary(self.addCleanup)
+        argv = workspace.argv("timed", "--model-gpus", "0", "1")
+        with multiprocessing.get_context("spawn").Pool(1) as process:
+            self.assertGreater(process.apply(time_toy_run, (argv,)), 0.0)
+
     def test_an_error_in_the_measuring_process_is_raised(self):
         # Without TensorFlow, whose import takes 5 s.
         for error in (DataError("no corpus"), FileNotFoundError("nowhere")):
             with self.assertRaisesRegex(type(error), str(error)):
-                measure_in_subprocess(partial(fail, error), Config())
+                in_subprocess(partial(fail, error), Config())
 
     def test_a_stop_while_measuring_leaves_no_process_and_no_folder_behind(self):
         with tempfile.TemporaryDirectory() as folder:
             with self.assertRaises(SystemExit) as stopped:
-                measure_in_subprocess(partial(terminate_parent, Path(folder)), Config())
+                in_subprocess(partial(terminate_parent, Path(folder)), Config())
             self.assertEqual(os.listdir(folder), [])
         self.assertEqual(stopped.exception.code, 143)
         self.assertEqual(multiprocessing.active_children(), [])
@@ -284,3 +319,8 @@ def measure_toy_run(argv: list[str]) -> StageProfile:
     evaluator = mock.patch("myxtts.run.observing.open_evaluator", return_value=mock.MagicMock())
     with toy_models(), sampler, evaluator:
         return measure_stage_times(parse(argv)[0], steps=4)
+
+
+def time_toy_run(argv: list[str]) -> float:
+    with toy_models():
+        return time_batches(parse(argv)[0], steps=4)

@@ -139,7 +139,7 @@ class Retention(Case):
         self.save_steps(checkpoints, 10)
         with (
             mock.patch("shutil.rmtree", side_effect=REFUSED),
-            self.assertLogs("myxtts.run", "WARNING") as logs,
+            self.assertLogs("myxtts", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20)
         self.assertIn("step-000010 cannot be removed: model: Permission denied", logs.output[0])
@@ -150,7 +150,7 @@ class Retention(Case):
         (self.folder / ".partial-step-000010").mkdir(parents=True)
         with (
             mock.patch("shutil.rmtree", side_effect=REFUSED),
-            self.assertLogs("myxtts.run", "WARNING") as logs,
+            self.assertLogs("myxtts", "WARNING") as logs,
         ):
             remove_partial_checkpoints(self.folder)
         self.assertIn(".partial-step-000010 cannot be removed: model: Permission", logs.output[0])
@@ -161,7 +161,7 @@ class Retention(Case):
         with (
             # Root may write everywhere.
             mock.patch("os.access", lambda path, _: path.name != "step-000010"),
-            self.assertLogs("myxtts.run", "WARNING") as logs,
+            self.assertLogs("myxtts", "WARNING") as logs,
         ):
             self.save_steps(checkpoints, 20, 30)
         self.assertEqual(self.steps(), [10, 30])
@@ -180,7 +180,7 @@ class Retention(Case):
         self.pend(20)
         self.save_steps(checkpoints, 20, 30, 40)
         (self.folder / "step-000030" / "state.json").write_bytes(b"{")
-        with self.assertLogs("myxtts.run", "ERROR"):
+        with self.assertLogs("myxtts", "ERROR"):
             checkpoints.record(self.state, 20, 0.5)
             checkpoints.wait()
         for step in (20, 40):

@@ -23,6 +23,7 @@ import soundfile
 import tensorflow as tf
 
 from fakes.toy import shared_traces, traced_once
+from myxtts.audio import mel
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
 from myxtts.base.progress import Position
 from myxtts.batches.pipeline import Pipeline
@@ -34,7 +35,6 @@ from myxtts.devicefeed.feed import Feed
 from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, produced_batches
 from myxtts.devicefeed.routes import Route
 from myxtts.run.description import describe_fill
-from myxtts.tasks import features
 from myxtts.tasks.tts.contract import TTS_FEATURES
 from myxtts.tasks.tts.features import tts_extractor
 from tests.feeds import TIMEOUT_S, ObservedSource, producers
@@ -54,7 +54,7 @@ class PipelineTest(PipelineCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        with patch.object(features, "log_mel", wraps=features.log_mel) as traced:
+        with patch.object(mel, "log_mel_of_frames", wraps=mel.log_mel_of_frames) as traced:
             options = {"seed": cls.SEED, "cache_folder": cls.folder / "cache"}
             pipeline = Pipeline(cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, **options)
             cls.traced_before = traced.call_count

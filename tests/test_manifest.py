@@ -340,7 +340,7 @@ class RejectedReport(CorpusCase):
         self.sound("a.wav")
         self.add('"b, c.wav"')
         self.lines.append("too,few")
-        with self.assertLogs("myxtts.corpus.manifest", "WARNING") as logs:
+        with self.assertLogs("myxtts.corpus.build", "WARNING") as logs:
             self.report(1.0)
         found = "2 of 3 utterances cannot be used (1 malformed row, 1 missing file; the first is"
         self.assertIn(f"{found} too: 2 fields", logs.output[0])
@@ -355,7 +355,7 @@ class RejectedReport(CorpusCase):
     def test_only_a_fraction_above_max_rejected_is_an_error(self):
         self.sound("a.wav")
         self.add("b.wav")
-        with self.assertLogs("myxtts.corpus.manifest", "WARNING"):
+        with self.assertLogs("myxtts.corpus.build", "WARNING"):
             self.report(0.5)
         message = r"1 of 2 .*1 missing file.*rejected\.csv.*--max-rejected"
         with self.assertRaisesRegex(DataError, message):
@@ -459,7 +459,7 @@ class Cache(CorpusCase):
         flipped[len(whole) // 2] ^= 1
         for damaged in (b"", b"x", whole[:40], whole[:-1], bytes(flipped), whole + b"\0"):
             self.cache.write_bytes(damaged)
-            with self.assertLogs("myxtts.corpus.manifest", "WARNING"):
+            with self.assertLogs("myxtts.corpus.build", "WARNING"):
                 self.assertTrue(self.cached()[1])
             self.assertEqual(self.cache.read_bytes(), whole)
 

@@ -20,12 +20,13 @@ from myxtts.base.console import report_errors
 from myxtts.commands import profile as profile_command
 from myxtts.config.schema import DataConfig, PlacementConfig, TrainingConfig
 from myxtts.devicefeed.times import Span
-from myxtts.placement.bound import STAGES, StageTimes
+from myxtts.placement.bound import STAGES
 from myxtts.placement.settings import plan_routes
 from myxtts.report import assess as assess_module
 from myxtts.run.schedule import Schedule
 from myxtts.trial import profile as profiler
 from myxtts.trial import steps as measure
+from myxtts.trial.stages import StageTimes
 from tests.tiny import Workspace, small_models, toy_models
 
 DATA = "/CPU:0"  # lane of the data device

@@ -22,11 +22,10 @@ from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.corpus.demo_corpus import make_demo_corpus
 from myxtts.devicefeed.producer import Producer
-from myxtts.placement.bound import StageTimes
 from myxtts.placement.settings import plan_routes
 from myxtts.tasks.tts.contract import TTS_FEATURES
 from myxtts.trial.preflight.kernels import audit
-from myxtts.trial.stages import StageProfile
+from myxtts.trial.stages import StageProfile, StageTimes
 from tests.tiny import features, on_device
 from tests.two_devices import MODEL, SIMULATED
 
@@ -40,7 +39,7 @@ def scope(gpus: int = 2, simulated: bool = False, out: str = "unused") -> Scope:
 def stages(produce_s: float, step_s: float) -> StageProfile:
     times_s = (0.0, produce_s, 0.001, step_s)
     times = StageTimes(*(np.full(40, seconds) for seconds in times_s))
-    return StageProfile(times, np.zeros(40, int), 0.004)
+    return StageProfile(times, 0.004)
 
 
 class PlacementsTest(unittest.TestCase):
@@ -51,7 +50,7 @@ class PlacementsTest(unittest.TestCase):
     def findings(self, produce_s: float = 0.03, step_s: float = 0.1, **figures) -> Findings:
         """Return findings of dual placement whose bound is the slower stage."""
         settings = {"data_gpu": 0, "model_gpu": 1}
-        case = Case("dual", settings, bound_s=max(produce_s, step_s), **figures)
+        case = Case("dual", settings, **{"predicted_s": max(produce_s, step_s)} | figures)
         return Findings(placements.length_of(scope()), [case], stages(produce_s, step_s))
 
     def test_placements_that_need_more_gpus_say_so(self):
@@ -75,7 +74,7 @@ class PlacementsTest(unittest.TestCase):
         for claim, good, bad in (
             ("does not wait", {"wait": 0.009}, {"wait": 0.011}),
             ("max(P, C)", {"period_s": 0.104}, {"period_s": 0.106}),
-            ("planner", {"predicted_s": 0.109}, {"predicted_s": 0.089}),
+            ("bound", {"predicted_s": 0.109}, {"predicted_s": 0.089}),
         ):
             for figures, verdict in ((good, "met"), (bad, "not met")):
                 usual = {"period_s": 0.1, "wait": 0.0, "predicted_s": 0.1}
@@ -95,9 +94,7 @@ class PlacementsTest(unittest.TestCase):
         dual, turns = {"data_gpu": 0, "model_gpu": 1}, {"data_gpus": (0, 1), "model_gpu": 2}
         for settings, expected_s in (({}, 0.13), (dual, 0.1), (turns, 0.1)):
             case = Case("", settings)
-            predicted_s, bound_s = placements.predicted_and_bound_s(profile, Config(), case)
-            self.assertAlmostEqual(bound_s, expected_s, delta=0.002)
-            self.assertAlmostEqual(predicted_s, expected_s, delta=0.002)
+            self.assertAlmostEqual(placements.bound_s(profile, Config(), case), expected_s)
 
     def test_predictions_take_the_stages_of_section_3(self):
         times = {"produce_s": 0.03, "transfer_s": 0.001, "step_s": 0.1}
@@ -111,7 +108,7 @@ class PlacementsTest(unittest.TestCase):
             self.assertIsNone(placements.stages_of_section_3(section, "tiny"))
             write_json(file, {"data": {"models": [tiny | times, small | times]}})
             placements.predict_periods(section, self.findings(), [single, two])
-        self.assertAlmostEqual(single.predicted_s, 0.13, delta=0.002)
+        self.assertAlmostEqual(single.predicted_s, 0.13)
         self.assertIsNone(two.predicted_s)  # section 3 has no all-reduce
 
     def test_weights_must_be_equal_bit_for_bit(self):

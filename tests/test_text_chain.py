@@ -269,7 +269,7 @@ class InCorpora(FolderCase):
     def test_what_is_left_to_espeak_ng_is_logged(self):
         write_corpus(self.folder, [1.0, 1.1])
         table = self.write("list.csv", "path,text\nu0.wav,Well [laughs].\nu1.wav,I paid $5.\n")
-        with self.assertLogs("myxtts.corpus.manifest", "INFO") as logs:
+        with self.assertLogs("myxtts.corpus.build", "INFO") as logs:
             build_manifest(read_corpus(table, "en"), DataConfig(), LengthRule())
         self.assertIn(
             "1 of 2 texts have emoji or what espeak-ng reads in its own way: [l", logs.output[0]

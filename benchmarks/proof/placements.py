@@ -15,11 +15,11 @@ from myxtts.checkpoints.files import Checkpoint, checkpoint_of
 from myxtts.commands import train
 from myxtts.config.schema import Config, PlacementConfig
 from myxtts.devicefeed.errors import UserError
-from myxtts.placement.bound import QueueDepths, Speeds, StageTimes
+from myxtts.placement.bound import Speeds
 from myxtts.placement.settings import named_gpus, plan_routes
-from myxtts.trial.auto import MEASURED_STEPS, SIMULATED_STEPS, measure_in_subprocess
-from myxtts.trial.candidates import Candidate, predict
-from myxtts.trial.stages import StageProfile, resample_steps
+from myxtts.trial.auto import MEASURED_STEPS, in_subprocess
+from myxtts.trial.candidates import Candidate
+from myxtts.trial.stages import StageProfile, StageTimes
 
 TITLE = "Placements"
 # A GPU of 8 GB has both, and what CUDA needs.
@@ -28,7 +28,7 @@ MAX_WAIT, MAX_PERIOD_RATIO, MAX_ERROR = 0.01, 1.05, 0.10
 MAX_REPLICAS_DIFFERENCE = 1e-5
 NO_WAIT = "dual placement does not wait for batches where P < C"
 AS_SLOWER = "a step of dual placement takes max(P, C)"
-AS_PREDICTED = "the planner predicts the throughput of each placement"
+AS_PREDICTED = "the bound of each placement is its throughput"
 MEASURE_S = 60.0  # to measure the stages
 AT_ONCE = 2  # runs whose time does not matter
 SUMMATION = (
@@ -43,7 +43,7 @@ class Length(NamedTuple):
     Attributes:
         steps, log_every: of the runs for throughput; the first report is not counted.
         equal_steps: steps after which weights are compared.
-        measured_steps: from which the planner's stage times are taken.
+        measured_steps: from which the times of the stages are taken.
     """
 
     model_size: str
@@ -62,8 +62,7 @@ class Case:
         problem: why it did not run, or why its run failed.
         period_s: seconds of a step.
         wait: fraction of the time in which the model had no batch.
-        predicted_s: the period that the planner predicts.
-        bound_s: the period by arithmetic, if no stage varied.
+        predicted_s: the period by its bound, if no stage varied.
         checkpoint: whose weights are compared.
     """
 
@@ -73,7 +72,6 @@ class Case:
     period_s: float | None = None
     wait: float | None = None
     predicted_s: float | None = None
-    bound_s: float | None = None
     checkpoint: Path | None = None
 
     @property
@@ -99,10 +97,6 @@ class Case:
         )
 
     @property
-    def efficiency(self) -> float | None:
-        return self.bound_s / self.period_s if self.bound_s and self.period_s else None
-
-    @property
     def flags(self) -> list[str]:
         flags = []
         for name, value in self.settings.items():
@@ -113,8 +107,8 @@ class Case:
         return flags
 
     def to_json(self) -> dict[str, Any]:
-        names = ("name", "problem", "period_s", "wait", "predicted_s", "bound_s")
-        figures = {name: getattr(self, name) for name in (*names, "efficiency", "error")}
+        names = ("name", "problem", "period_s", "wait", "predicted_s")
+        figures = {name: getattr(self, name) for name in (*names, "error")}
         return figures | {"replicas": self.replicas, "flags": " ".join(self.flags)}
 
 
@@ -259,7 +253,7 @@ def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.nda
 
 
 def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
-    """Let the planner predict all placements from the stages of section 3, or measured here."""
+    """Predict all placements by their bounds from the stages of section 3, or measured here."""
     placed = next((case for case in cases if case.is_dual), cases[0])
     flags = run_flags(scope, "stages", found.length.model_size, found.length.measured_steps, 1)
     config, _ = train.parse([*flags, *placed.flags])
@@ -271,9 +265,9 @@ def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
         found.add_problem(f"stages in isolation: {error}")
     for case in cases if found.stages is not None else ():
         is_known = case.replicas == 1 or not np.isnan(found.stages.all_reduce_s)
-        # The parts of a GPU share its cores, for which the planner has no model.
+        # The parts of a GPU share its cores, for which the bound has no model.
         if is_known and not case.is_split:
-            case.predicted_s, case.bound_s = predicted_and_bound_s(found.stages, config, case)
+            case.predicted_s = bound_s(found.stages, config, case)
 
 
 def stages_of_section_3(scope: Scope, model_size: str) -> StageProfile | None:
@@ -289,7 +283,7 @@ def stages_of_section_3(scope: Scope, model_size: str) -> StageProfile | None:
         return None
     means_s = 0.0, times["produce_s"], times["transfer_s"], times["step_s"]
     stages = StageTimes(*(np.full(MEASURED_STEPS, mean_s) for mean_s in means_s))
-    return StageProfile(stages, np.zeros(MEASURED_STEPS, int), float("nan"))
+    return StageProfile(stages, float("nan"))
 
 
 def measured_stages(scope: Scope, config: Config, found: Findings) -> StageProfile | None:
@@ -298,7 +292,7 @@ def measured_stages(scope: Scope, config: Config, found: Findings) -> StageProfi
         with toy_models():
             return measure_stages(config, found.length.measured_steps)
     if scope.left_s >= MEASURE_S:
-        return measure_in_subprocess(measure_stages, config)
+        return in_subprocess(measure_stages, config)
     found.add_problem(f"stages in isolation: {NO_TIME}")
     return None
 
@@ -313,23 +307,18 @@ def measure_stages(config: Config, steps: int) -> StageProfile:
         window = measurement_window(pipeline, steps)
         times, _ = measure.measure_isolated(run, pipeline, window)
         all_reduce_s = measure.measure_all_reduce(run) if run.setup.between_devices else 0.0
-        return StageProfile(times, window.measured_buckets, all_reduce_s)
+        return StageProfile(times, all_reduce_s)
 
 
-def predicted_and_bound_s(stages: StageProfile, config: Config, case: Case) -> tuple[float, float]:
-    """Return the seconds of a step of a placement: predicted by the planner, and by arithmetic."""
+def bound_s(stages: StageProfile, config: Config, case: Case) -> float:
+    """Return the seconds of a step of a placement by its bound."""
     data, settings = config.data, PlacementConfig(**case.settings)
     gpus = settings.simulate_gpus or max(named_gpus(settings), default=0) + 1
     speeds, rows = Speeds.of([1.0] * gpus), (data.batch_size,) * case.replicas
     candidate = Candidate(settings, plan_routes(settings, gpus), speeds, rows)
-    depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
-    times = resample_steps(
-        stages.times.per_reader(data.num_workers), stages.bucket, case.replicas, SIMULATED_STEPS
-    )
-    prediction = predict(
-        candidate, times, depths, stages.all_reduce_s if case.replicas > 1 else 0.0
-    )
-    return case.replicas / prediction.batches_per_s, case.replicas * prediction.bound_s
+    mean_s = stages.times.per_reader(data.num_workers).mean_s()
+    all_reduce_s = stages.all_reduce_s if case.replicas > 1 else 0.0
+    return case.replicas * candidate.bound(mean_s, data.num_workers, all_reduce_s).batch_s
 
 
 def compare_replicas(scope: Scope, found: Findings) -> None:
@@ -365,12 +354,10 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
     length, stages = found.length, found.stages
     lines = [
         f"Model size {length.model_size}, {length.steps} steps each; means over the steps after"
-        f" the first {length.log_every}. `predicted` is the planner's step from the stages in"
-        " isolation; `efficiency` is the step by arithmetic, if no stage varied, over the"
-        " measured one.",
+        f" the first {length.log_every}. `predicted` is the step by the bound of the stages in"
+        " isolation, if no stage varied.",
         *table(
-            "placement | step | wait | predicted | error | efficiency",
-            [row_of(case) for case in found.cases],
+            "placement | step | wait | predicted | error", [row_of(case) for case in found.cases]
         ),
     ]
     if stages is not None:
@@ -402,12 +389,11 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
 
 def row_of(case: Case) -> list[str]:
     if case.period_s is None:
-        return [case.name, case.problem or "not run", "", "", "", ""]
+        return [case.name, case.problem or "not run", "", "", ""]
     predicted = "" if case.predicted_s is None else f"{1e3 * case.predicted_s:.1f} ms"
-    values = case.wait, case.error, case.efficiency
-    percent = ["" if value is None else f"{100 * value:.1f} %" for value in values]
-    wait, error, efficiency = percent
-    return [case.name, f"{1e3 * case.period_s:.1f} ms", wait, predicted, error, efficiency]
+    percent = ["" if value is None else f"{100 * value:.1f} %" for value in (case.wait, case.error)]
+    wait, error = percent
+    return [case.name, f"{1e3 * case.period_s:.1f} ms", wait, predicted, error]
 
 
 def data_of(found: Findings) -> dict[str, Any]:
@@ -447,12 +433,12 @@ def time_figures(scope: Scope, found: Findings) -> list[Figure]:
     dual = [
         case
         for case in found.cases
-        if case.is_dual and case.bound_s and case.period_s and case.wait is not None
+        if case.is_dual and case.predicted_s and case.period_s and case.wait is not None
     ]
     mean_s = found.stages.times.mean_s() if found.stages else None
     fed = mean_s is not None and mean_s["produce"] < mean_s["step"]
     wait = max((case.wait for case in dual), default=None)
-    ratio = max((1.0 / case.efficiency for case in dual), default=None)
+    ratio = max((case.period_s / case.predicted_s for case in dual), default=None)
     error = max((abs(case.error) for case in found.cases if case.error is not None), default=None)
     return [
         limit_figure(NO_WAIT, wait if fed else None, MAX_WAIT, real),

@@ -1,15 +1,17 @@
-"""`--placement auto`: measure the stages before a run begins, and choose the fastest predicted
-placement.
+"""`--placement auto`: measure the stages before a run begins, and choose the fastest placement.
+
+Each GPU makes batches and trains for some steps, in a process of its own. The placements of these
+times are ranked by their bounds; where the best two are close, both are measured.
 """
 
 import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,12 +23,12 @@ from myxtts.config.flags import marked, with_values
 from myxtts.config.schema import NAMES_GPUS, Config
 from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed.cluster import find_cluster
-from myxtts.placement.bound import LETTERS, QueueDepths, Speeds
+from myxtts.placement.bound import LETTERS, Speeds
 from myxtts.placement.settings import flags_of_gpus, named_gpus
 from myxtts.report.assess import SHARED
-from myxtts.trial import candidates as planner
-from myxtts.trial.candidates import Prediction
-from myxtts.trial.stages import StageProfile, resample_steps
+from myxtts.trial import candidates
+from myxtts.trial.candidates import Candidate, Estimate
+from myxtts.trial.stages import StageProfile
 
 if TYPE_CHECKING:
     from myxtts.run.hooks import Hook
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 # They take some seconds with a large model.
 MEASURED_STEPS = 40
 
-# Filling the queues is at most 1 % of them.
-SIMULATED_STEPS = 1000
+# Bounds that differ by less than this factor decide nothing: stages vary and share hardware.
+CLOSE = 1.1
 
 # After SIGTERM the measuring process has so long to remove its temporary folder.
 END_S = 10.0
@@ -46,18 +48,21 @@ EQUAL_SPEEDS = 1.06
 # Of a training step; the gradient takes about twice as long as the losses.
 FORWARD = 1 / 3
 
-MeasureStages = Callable[[Config, int], StageProfile]
-"""(settings, steps) -> profile; a function of a module, since another process calls it."""
+Measured = TypeVar("Measured")
+Measure = Callable[[Config, int], Measured]
+"""(settings, steps) -> result; a function of a module, since another process calls it."""
 
 log = logging.getLogger(__name__)
 
 
-def choose_placement(config: Config, measure: MeasureStages) -> Config:
-    """Return the settings with the placement of the highest predicted throughput.
+def choose_placement(
+    config: Config, measure: Measure[StageProfile], time_batches: Measure[float]
+) -> Config:
+    """Return the settings with the fastest placement.
 
-    `measure` measures the stages of a run, in a process of its own. Raises PlacementError if the
-    settings also name a placement or this process is one of several workers, and UserError if a run
-    with them could not start or continue.
+    `measure` measures the stages of a run, and `time_batches` its seconds per batch. Raises
+    PlacementError if the settings also name a placement or this process is one of several workers,
+    and UserError if a run with them could not start or continue.
     """
     named = flags_of_gpus(config.placement)
     if config.data.batch_shares not in ((), "auto"):
@@ -91,25 +96,48 @@ def choose_placement(config: Config, measure: MeasureStages) -> Config:
     profile, speeds = measure_gpus(measure, config, gpus)
     ranked = rank_placements(profile, speeds, config)
     bound_s = speeds.bound_s(profile.times.mean_s())
-    for line in (*planner.format_table(ranked), planner.describe_best(ranked, bound_s)):
+    for line in (*candidates.format_table(ranked), candidates.describe_bound(ranked, bound_s)):
         log.info("  %s", line)
     if config.placement.simulate_gpus:
         log.info("placement auto %s", SHARED)
-    best = ranked[0].candidate
+    best = faster(ranked[:2], time_batches, config)
     if best.replicas > 1:
         log.info(
             "placement auto a step of %d replicas has %d times the utterances: --batch-size is per"
             " replica",
             *(best.replicas,) * 2,
         )
-    shares: str | tuple[float, ...] = tuple(map(float, best.shares))
+    placed = settings_of(best, config)
     if config.data.batch_shares == "auto" and best.replicas > 1:
-        shares = "auto"
-    gpus_of = {each.name: getattr(best.settings, each.name) for each in marked(NAMES_GPUS)}
-    return with_placement(config, **gpus_of, batch_shares=shares)
+        return with_values(placed, {"batch_shares": "auto"})
+    return placed
 
 
-def measure_gpus(measure: MeasureStages, config: Config, gpus: int) -> tuple[StageProfile, Speeds]:
+def settings_of(candidate: Candidate, config: Config) -> Config:
+    """Return the settings with a placement and its shares."""
+    gpus = {each.name: getattr(candidate.settings, each.name) for each in marked(NAMES_GPUS)}
+    shares = tuple(map(float, candidate.shares))
+    return with_placement(config, **gpus, batch_shares=shares)
+
+
+def faster(best: Sequence[Estimate], time_batches: Measure[float], config: Config) -> Candidate:
+    """Return the faster of the best two placements, measured where their bounds are close."""
+    if best[-1].batch_s > CLOSE * best[0].batch_s:
+        return best[0].candidate
+    timed = []
+    for estimate in best:
+        candidate = estimate.candidate
+        line = "placement auto measuring %d steps of %s (%s)"
+        log.info(line, MEASURED_STEPS, candidate.name, candidate.flags)
+        batch_s = in_subprocess(time_batches, settings_of(candidate, config)) / candidate.replicas
+        log.info("  %.2f batches/s", 1.0 / batch_s)
+        timed.append(estimate._replace(batch_s=batch_s))
+    return candidates.rank(timed)[0].candidate
+
+
+def measure_gpus(
+    measure: Measure[StageProfile], config: Config, gpus: int
+) -> tuple[StageProfile, Speeds]:
     """Measure the stages on each GPU, and log their means; return the profile of the first ones,
     with the longest all-reduce, and the speeds of all relative to it.
 
@@ -123,7 +151,7 @@ def measure_gpus(measure: MeasureStages, config: Config, gpus: int) -> tuple[Sta
             *(MEASURED_STEPS, data, model),
         )
         placed = with_placement(config, data_gpu=data, model_gpu=model, batch_shares=())
-        profile = measure_in_subprocess(measure, placed)
+        profile = in_subprocess(measure, placed)
         log.info("  %s", format_means(profile, config))
         return profile
 
@@ -174,29 +202,21 @@ def with_placement(config: Config, **settings: Any) -> Config:
     return with_values(config, {"placement": "manual", **settings})
 
 
-def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> list[Prediction]:
-    """Return a prediction for each placement that can train with these settings, the fastest
-    first, on GPUs with these speeds relative to the profile.
+def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> list[Estimate]:
+    """Return the bound of each placement that can train with these settings, the fastest first, on
+    GPUs with these speeds relative to the profile.
     """
-    data = config.data
-    accumulation = config.training.gradient_accumulation
-    times = profile.times.per_reader(data.num_workers)
-    depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
-    # The simulated steps are microbatches.
-    reduce_s = profile.all_reduce_s / accumulation
-    costs, observer = (times, data.batch_size, depths, reduce_s), config.placement.observer
-    candidates = planner.candidate_placements(speeds, *costs, observer=observer)
+    data, accumulation = config.data, config.training.gradient_accumulation
+    mean_s = profile.times.per_reader(data.num_workers).mean_s()
+    # A batch of the bound is a microbatch.
+    costs = data.num_workers, profile.all_reduce_s / accumulation
+    observer = config.placement.observer
+    found = candidates.candidate_placements(speeds, mean_s, data.batch_size, *costs, observer)
     # XLA compiles the step of one device.
     if config.training.compile == "xla":
-        candidates = [candidate for candidate in candidates if candidate.replicas == 1]
-    return planner.predict_all(
-        candidates,
-        times,
-        depths,
-        reduce_s,
-        observe_per_step_s(profile, config) / accumulation,
-        lambda replicas: resample_steps(times, profile.bucket, replicas, SIMULATED_STEPS),
-    )
+        found = [candidate for candidate in found if candidate.replicas == 1]
+    observe_s = observe_per_step_s(profile, config) / accumulation
+    return candidates.rank(candidate.bound(mean_s, *costs, observe_s) for candidate in found)
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
@@ -225,7 +245,7 @@ def format_means(profile: StageProfile, config: Config) -> str:
     return f"milliseconds per batch: {', '.join(figures)} ({notes})"
 
 
-def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfile:
+def in_subprocess(measure: Measure[Measured], config: Config) -> Measured:
     """Call `measure` in another process, so that this one configures no device and takes no memory.
 
     Raises what `measure` raises (UserError, OSError, MemoryError), or TrainingError if the process
@@ -235,7 +255,7 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
-        target=_send_profile, args=(sender, measure, config, os.getpid()), daemon=True
+        target=_send_result, args=(sender, measure, config, os.getpid()), daemon=True
     )
     with exit_at_sigterm():
         try:
@@ -265,13 +285,13 @@ def measure_in_subprocess(measure: MeasureStages, config: Config) -> StageProfil
     return result
 
 
-def _send_profile(sender: Connection, measure: MeasureStages, config: Config, parent: int) -> None:
+def _send_result(sender: Connection, measure: Measure, config: Config, parent: int) -> None:
     # This process dies with its parent, which ends it at Ctrl-C and logs the warnings of a run when
     # the run begins.
     child_setup(parent)()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("myxtts").setLevel(logging.ERROR)
-    result: StageProfile | Exception
+    result: object
     try:
         with exit_at_sigterm():
             result = measure(config, MEASURED_STEPS)
@@ -289,7 +309,7 @@ def train_placed(config: Config, more: Iterable["Hook"] = ()) -> int:
     from myxtts.run.page import train
 
     if config.placement.placement == "auto":
-        from myxtts.trial.steps import measure_stage_times
+        from myxtts.trial.steps import measure_stage_times, time_batches
 
-        config = choose_placement(config, measure_stage_times)
+        config = choose_placement(config, measure_stage_times, time_batches)
     return train(config, more=more)

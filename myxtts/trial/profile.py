@@ -15,11 +15,11 @@ import numpy as np
 from myxtts.config.schema import Config, DataConfig
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.devicefeed.times import Span
-from myxtts.placement.bound import STAGES, QueueDepths, StageTimes, simulate
+from myxtts.placement.bound import STAGES, analytic_bound
 from myxtts.report import assess
 from myxtts.trial import steps as measure
-from myxtts.trial.candidates import coefficient_of_variation
 from myxtts.trial.gpu_usage import GpuUsage
+from myxtts.trial.stages import StageTimes, coefficient_of_variation
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,6 @@ RUNS = 2
 
 # A smaller gain is not worth a restart, however quiet the machine is.
 MIN_GAIN = 0.02
-
-# Passes over the measured batches: the first four fill the queues and are subtracted.
-SIMULATED_PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -284,7 +281,7 @@ def _advice_rows(
     bottleneck = max(order, key=measurement.shared_s.__getitem__)
     yield Row("bottleneck", "{bottleneck}, the slowest stage", bottleneck=bottleneck)
     recommendations = recommend(measurement, data)
-    texts = {each.flags: f"{each.flags}: {each.basis} {each.gain:+.0%}" for each in recommendations}
+    texts = {each.flags: f"{each.flags}: at most {each.gain:+.0%}" for each in recommendations}
     for flags in assessment.recommended:
         texts.setdefault(flags, flags)
     for text in texts.values() or ["nothing: no flag is expected to gain more than the noise"]:
@@ -325,59 +322,40 @@ def assess_profile(measurement: Measurement) -> assess.Assessment:
 
 
 class Recommendation(NamedTuple):
-    """A change of settings, and the fraction by which the throughput would rise.
-
-    Attributes:
-        basis: simulated, or at most: the new time of a stage is unknown, and 0 is assumed.
-    """
+    """A change of settings, and the fraction by which the throughput would rise at most."""
 
     flags: str
     gain: float
-    basis: str
 
 
 def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation]:
-    """Return changes of settings that gain more than the noise in a simulation of the pipeline,
-    the best first.
+    """Return changes of settings whose bound is lower than that of the present ones by more than
+    the noise, the best first; and deeper queues where stages vary, whose gain is what the run
+    lacks to its bound.
     """
-    route = measurement.route
-    depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
-    times = measurement.isolated.per_reader(data.num_workers)
-    # Reading takes longer for longer speech.
-    length = measurement.padded_work / measurement.padded_work.mean()
-    times = replace(times, read_s=times.read_s * length)
-    present_s = _simulated_s(route, times, depths)
-    single = not route.is_between_devices
+    route, single = measurement.route, not measurement.route.is_between_devices
+    mean_s = measurement.isolated.per_reader(data.num_workers).mean_s()
+    present_s = analytic_bound([route], mean_s, data.num_workers)[1]
+    min_gain = max(measurement.noise, MIN_GAIN)
     recommendations = []
     for stage in (*STAGES, "variation"):
         present = single, measurement.devices, measurement.producers
         for change in assess.candidates(stage, data, *present):
-            basis = "simulated"
-            pipeline = route, times, depths
+            placed, costs, workers = route, mean_s, data.num_workers
             if "cache_dataset" in change:
-                basis = "at most"
-                pipeline = route, replace(times, read_s=np.zeros_like(length)), depths
+                costs = mean_s | {"read": 0.0}
+            elif "num_workers" in change:
+                workers = change["num_workers"]
             elif "model_gpu" in change:
-                # A single device has not measured the transfer.
-                basis = "at most" if single else "simulated"
                 first, *further = map(str, change.get("data_gpus") or [change["data_gpu"]])
-                pipeline = Route(first, str(change["model_gpu"]), tuple(further)), times, depths
-            else:
-                pipeline = route, times, depths._replace(**change)
-            gain = present_s / _simulated_s(*pipeline) - 1.0
-            recommendations.append(Recommendation(assess.flags_of(change), gain, basis))
-    min_gain = max(measurement.noise, MIN_GAIN)
+                placed = Route(first, str(change["model_gpu"]), tuple(further))
+            gain = present_s / analytic_bound([placed], costs, workers)[1] - 1.0
+            if stage == "variation":
+                steps = len(measurement.isolated) * present_s
+                gain = measurement.duration_s / steps - 1.0
+            recommendations.append(Recommendation(assess.flags_of(change), gain))
     worthwhile = [each for each in recommendations if each.gain > min_gain]
     return sorted(worthwhile, key=lambda each: -each.gain)
-
-
-def _simulated_s(route: Route, times: StageTimes, depths: QueueDepths) -> float:
-    """Return the duration of the batches without the start, when the queues are empty."""
-    durations_s = []
-    for passes in (SIMULATED_PASSES, 2 * SIMULATED_PASSES):
-        repeated = StageTimes(*(np.tile(times[stage], passes) for stage in STAGES))
-        durations_s.append(simulate([route], repeated, depths).duration_s)
-    return durations_s[1] - durations_s[0]
 
 
 def chrome_trace(spans: Sequence[Span], name: str) -> dict[str, Any]:

@@ -1,19 +1,53 @@
 """What was measured of the stages of a run."""
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from myxtts.placement.bound import StageTimes
+from myxtts.placement.bound import STAGES
+
+
+@dataclass(frozen=True, eq=False)
+class StageTimes:
+    """Seconds that each batch takes in each stage, float64 [batches] each; `times["read"]` is
+    `times.read_s`.
+
+    Attributes:
+        read_s: reading, decoding and uploading to the data device.
+        produce_s: computing features on the data device.
+        transfer_s: copying features to the model device; ignored where both are the same device.
+        step_s: training on the model device.
+    """
+
+    read_s: np.ndarray
+    produce_s: np.ndarray
+    transfer_s: np.ndarray
+    step_s: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    def __getitem__(self, stage: str) -> np.ndarray:
+        return getattr(self, f"{stage}_s")
+
+    def mean_s(self) -> dict[str, float]:
+        return {stage: float(self[stage].mean()) for stage in STAGES}
+
+    def per_reader(self, num_workers: int) -> "StageTimes":
+        """Return the times with the mean that one of `num_workers` readers takes for a batch, from
+        the times between two batches of all readers together, which arrive in bursts.
+        """
+        mean_s = num_workers * float(self.read_s.mean())
+        return replace(self, read_s=np.full_like(self.read_s, mean_s))
 
 
 class StageProfile(NamedTuple):
-    """Measured stage times of one replica, enough to predict placements of several.
+    """Measured stage times of one replica, enough to rank placements of several.
 
     Attributes:
         times: of each stage in isolation; `read_s` is the time between two batches from all workers
             together.
-        bucket: int [batches], the bucket of each batch.
         all_reduce_s: of a step's gradients between two replicas.
         held_out_batches: of a validation.
         samples_s: of a set of samples; 0 if the run writes none.
@@ -22,7 +56,6 @@ class StageProfile(NamedTuple):
     """
 
     times: StageTimes
-    bucket: np.ndarray
     all_reduce_s: float
     held_out_batches: int = 0
     samples_s: float = 0.0
@@ -30,24 +63,6 @@ class StageProfile(NamedTuple):
     fixed: float = 0.0
 
 
-def resample_steps(times: StageTimes, buckets: np.ndarray, replicas: int, steps: int) -> StageTimes:
-    """Draw steps of one batch per replica from measured batches; the times of a batch stay
-    together.
-
-    All batches of a step are from one bucket, as in the plan. The first batches of the steps are
-    all measured batches, each equally often and in random order, so that the mean depends on chance
-    only within a bucket.
-
-    Args:
-        buckets: int [batches], of the measured batches.
-        steps: the minimum number of steps; rounded up to a multiple of the measured batches.
-    """
-    random = np.random.default_rng(0)
-    first = random.permutation(np.tile(np.arange(len(times)), -(-steps // len(times))))
-    by_bucket = np.argsort(buckets, kind="stable")
-    sorted_buckets = buckets[by_bucket]
-    begin = np.searchsorted(sorted_buckets, buckets[first], "left")[:, None]
-    end = np.searchsorted(sorted_buckets, buckets[first], "right")[:, None]
-    others = by_bucket[random.integers(begin, end, (len(first), replicas - 1))]
-    batches = np.column_stack([first, others]).ravel()
-    return times.map(lambda times_s: times_s[batches])
+def coefficient_of_variation(times_s: np.ndarray) -> float:
+    """Return the standard deviation over the mean, 0 where all times are 0."""
+    return float(times_s.std() / times_s.mean()) if times_s.any() else 0.0

@@ -26,7 +26,6 @@ from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.producer import ProduceFunction, ReplicaFeed, trace_produce
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.devicefeed.times import Span, Timeline
-from myxtts.placement.bound import StageTimes
 from myxtts.placement.replicas import make_replicas
 from myxtts.report.reporter import TensorBoard
 from myxtts.run import loop
@@ -40,7 +39,7 @@ from myxtts.run.start import resolve_start
 from myxtts.run.step import Step
 from myxtts.run.stop_request import StopRequest
 from myxtts.tasks.tts.teacher import NullTeacher
-from myxtts.trial.stages import StageProfile
+from myxtts.trial.stages import StageProfile, StageTimes
 
 # Steps that are not measured: later steps neither fill an empty queue nor trace.
 WARM_UP = 5
@@ -59,7 +58,7 @@ SampleBatches = dict[int, list[Batch]]
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """A run of one replica before its first step; `watch` is entered around measured steps."""
+    """A run before its first step; `watch` is entered around measured steps."""
 
     setup: TrainingSetup
     step: Step
@@ -75,7 +74,7 @@ class ProfiledRun:
 
 
 @contextmanager
-def open_run(config: Config) -> Iterator[ProfiledRun]:
+def open_run(config: Config, max_replicas: int = 1) -> Iterator[ProfiledRun]:
     """Set up a run with these settings, in a run folder that is removed afterwards.
 
     Raises UserError if the run could not start, or its steps do not fit into memory.
@@ -83,19 +82,15 @@ def open_run(config: Config) -> Iterator[ProfiledRun]:
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
-            check_one_replica(opened.placement)
+            if len(opened.placement.routes) > max_replicas:
+                raise PlacementError(
+                    f"a profile of {len(opened.placement.routes)} replicas was requested, but only"
+                    " one is supported. Give one GPU with --model-gpus; `myxtts plan` compares"
+                    " placements with several."
+                )
             with translate_oom(opened):
                 setup = opened.set_up(opened.read_corpora())
                 yield ProfiledRun(setup, setup.make_step())
-
-
-def check_one_replica(placement: Placement) -> None:
-    if len(placement.routes) > 1:
-        raise PlacementError(
-            f"a profile of {len(placement.routes)} replicas was requested, but only one is"
-            " supported. Give one GPU with --model-gpus; `myxtts plan` compares placements with"
-            " several."
-        )
 
 
 @dataclass(frozen=True)
@@ -151,8 +146,17 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
         observations_s = time_observations(run.setup, config.run)
         all_reduce_s = measure_all_reduce(run) if run.setup.between_devices else 0.0
-        others = held_out_batches, *observations_s, fixed
-        return StageProfile(times, window.measured_buckets, all_reduce_s, *others)
+        return StageProfile(times, all_reduce_s, held_out_batches, *observations_s, fixed)
+
+
+def time_batches(config: Config, steps: int) -> float:
+    """Return the seconds per batch of one replica, over `steps` steps of a run with all its stages
+    and replicas; raises UserError as `open_run`.
+    """
+    with open_run(config, max_replicas=sys.maxsize) as run:
+        pipeline = run.setup.training_pipeline(synchronize=False)
+        accumulation = config.training.gradient_accumulation
+        return run_untraced(run, pipeline, steps) / (steps * accumulation)
 
 
 def measure_isolated(

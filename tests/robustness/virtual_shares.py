@@ -185,8 +185,7 @@ def opened(argv: str, channels: int) -> Iterator:
 
     with (
         wide_networks(channels),
-        mock.patch.object(measure, "check_one_replica"),
-        measure.open_run(train.parse(argv.split())[0]) as run,
+        measure.open_run(train.parse(argv.split())[0], max_replicas=sys.maxsize) as run,
     ):
         yield run
 
@@ -213,7 +212,7 @@ def profile_all(argv: str, channels: int, speeds: Sequence[float]) -> dict:
             fixed = measure.measure_fixed(run, window, features, times)
             set_speeds({0: 1.0, 1: speed})
             reduce_s = measure.measure_all_reduce(run)
-            profiles[speed] = StageProfile(times, window.measured_buckets, reduce_s, fixed=fixed)
+            profiles[speed] = StageProfile(times, reduce_s, fixed=fixed)
     return profiles
 
 
@@ -223,10 +222,7 @@ def rank(config, profiles: dict, speeds: tuple[float, ...]):
     """
     from dataclasses import replace
 
-    from myxtts.placement.bound import QueueDepths
     from myxtts.trial import auto
-    from myxtts.trial import candidates as planner
-    from myxtts.trial.stages import resample_steps
 
     def of_pair(_, placed):
         made, trained = (
@@ -235,18 +231,16 @@ def rank(config, profiles: dict, speeds: tuple[float, ...]):
         times = replace(trained.times, read_s=made.times.read_s, produce_s=made.times.produce_s)
         return trained._replace(times=times)
 
-    with mock.patch.object(auto, "measure_in_subprocess", of_pair):
+    with mock.patch.object(auto, "in_subprocess", of_pair):
         profile, relative = auto.measure_gpus(None, config, len(speeds))
     ranked = auto.rank_placements(profile, relative, config)
     data = config.data
-    times = profile.times.per_reader(data.num_workers)
-    depths = QueueDepths(data.prefetch_buffer_size, data.buffer_size, data.num_workers)
+    mean_s = profile.times.per_reader(data.num_workers).mean_s()
 
     def equal(prediction):
         rows = (data.batch_size,) * prediction.candidate.replicas
         candidate = replace(prediction.candidate, rows=rows, speeds=relative)
-        sampled = resample_steps(times, profile.bucket, candidate.replicas, auto.SIMULATED_STEPS)
-        return planner.predict(candidate, sampled, depths, profile.all_reduce_s)
+        return candidate.bound(mean_s, data.num_workers, profile.all_reduce_s)
 
     simple, timed = [], []
     for prediction in ranked:
@@ -255,9 +249,9 @@ def rank(config, profiles: dict, speeds: tuple[float, ...]):
             simple.append(prediction)
         elif name.startswith("replicated"):
             replicas = equal(prediction)
-            if replicas.batches_per_s >= SLOWEST_SIMPLE * ranked[0].batches_per_s:
+            if SLOWEST_SIMPLE * replicas.batch_s <= ranked[0].batch_s:
                 simple.append(replicas)
-        if prediction.batches_per_s >= SLOWEST * ranked[0].batches_per_s:
+        if SLOWEST * prediction.batch_s <= ranked[0].batch_s:
             timed.append(prediction)
     fastest = profiles[speeds[0]]
     means = fastest.times.mean_s() | {"fixed": fastest.fixed, "all_reduce": profile.all_reduce_s}
@@ -317,8 +311,7 @@ def print_set(task, speeds, means, placements, times) -> None:
             prediction.candidate.flags + (", chosen" if not rates or len(rates) == 1 else ""),
             " + ".join(map(str, job.rows)),
             f"{seconds:.3f} | {bound_s / seconds:.3f}",
-            f"{replicas * prediction.bound_s / seconds:.3f}",
-            f"{replicas / prediction.batches_per_s / seconds - 1:+.1%}",
+            f"{replicas * prediction.batch_s / seconds:.3f}",
             f"{host_s / 2 / seconds:.2f}",
         )
         of_gpus = " ".join(f"{speed:g}" for speed in speeds)

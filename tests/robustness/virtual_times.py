@@ -120,8 +120,7 @@ def measure(
     from myxtts.tasks.vocoder import network as vocoder
     from myxtts.trial import candidates as planner
     from myxtts.trial import steps as measure
-    from myxtts.trial.auto import SIMULATED_STEPS
-    from myxtts.trial.stages import StageProfile, resample_steps
+    from myxtts.trial.stages import StageProfile
 
     argv = f"--task {task} --train-data {folder}/corpus/corpus.csv {FLAGS} {FLAGS_OF[task]}"
     argv += f" --batch-size 2 {PLACEMENTS[placement]}"
@@ -134,15 +133,14 @@ def measure(
         small = vocoder.VocoderSize(channels=8, blocks=1, pitch_channels=8, pitch_blocks=1)
         stack.enter_context(mock.patch.dict(vocoder.SIZES, tiny=small))
         stack.enter_context(mock.patch.object(measure, "WARM_UP", WARM_UP))
-        stack.enter_context(mock.patch.object(measure, "check_one_replica"))
-        run = stack.enter_context(measure.open_run(config))
+        run = stack.enter_context(measure.open_run(config, max_replicas=sys.maxsize))
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measure.measurement_window(pipeline, MEASURED)
         if placement == "dual":
             times, features = measure.measure_isolated(run, pipeline, window)
             fixed = measure.measure_fixed(run, window, features, times)
             all_reduce_s = measure.measure_all_reduce(run)
-            found = StageProfile(times, window.measured_buckets, all_reduce_s, fixed=fixed)
+            found = StageProfile(times, all_reduce_s, fixed=fixed)
             profile.write_bytes(pickle.dumps(found))
         found = pickle.loads(profile.read_bytes())
         began_s = time.process_time()
@@ -168,12 +166,11 @@ def measure(
     relative.append((found.fixed,) * len(speeds))
     rows = run.setup.corpora.training.plan.batch_sizes.sum(axis=0).tolist()
     candidate = planner.Candidate(config.placement, run.placement, Speeds(*relative), tuple(rows))
-    sampled = resample_steps(
-        found.times.per_reader(config.data.num_workers), found.bucket, replicas, SIMULATED_STEPS
-    )
-    predicted = planner.predict(candidate, sampled, all_reduce_s=found.all_reduce_s)
+    workers = config.data.num_workers
+    mean_s = found.times.per_reader(workers).mean_s()
+    predicted_s = candidate.bound(mean_s, workers, found.all_reduce_s).batch_s
     figures = " | ".join(f"{seconds:.3f}" for seconds in (*times_s, found.all_reduce_s, step_s))
-    of_planner = f"{replicas / predicted.batches_per_s / step_s - 1:+.1%}"
+    of_planner = f"{replicas * predicted_s / step_s - 1:+.1%}"
     wait = f"{total.wait_share:.1%}"
     idle = f"{max(0.0, 1 - c_s / step_s):.1%}" if replicas == 1 else ""
     columns = f"{figures} | {step_s / bound_s:.3f} | {of_planner} | {wait} | {idle}"

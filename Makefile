@@ -72,22 +72,21 @@ $(INSTALLED_DEMO): requirements.txt
 	touch $@
 
 # DNSMOS, by which the best checkpoint of a voice is chosen; what needs a compiler is left out.
-$(INSTALLED_REAL): $(INSTALLED_DEMO) requirements-evaluation.txt
-	grep -E '^(speechmos|onnxruntime)' requirements-evaluation.txt | \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+$(INSTALLED_REAL): $(INSTALLED_DEMO)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "speechmos>=0.0.1.1"
 	touch $@
 
-$(INSTALLED_OUTSIDE): $(INSTALLED) requirements-ray.txt tests/engines/requirements.txt tests/players/requirements.txt
+$(INSTALLED_OUTSIDE): $(INSTALLED) tests/engines/requirements.txt tests/players/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/engines/requirements.txt \
 		-r tests/players/requirements.txt
 	touch $@
 
-$(INSTALLED_GPU): requirements.txt requirements-gpu.txt
+$(INSTALLED_GPU): requirements.txt requirements-gpu.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-gpu.txt
 	touch $@
 
-$(INSTALLED): requirements.txt requirements-dev.txt requirements-evaluation.txt requirements-serve.txt
+$(INSTALLED): requirements.txt requirements-dev.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
 	touch $@

@@ -288,6 +288,61 @@ class FreshInterpreterTest(FolderCase):
         self.assertEqual(list(self.folder.iterdir()), [])
 
 
+WITHOUT_EXTRAS = """
+import importlib.util, sys
+missing = {"tensorflow", "keras", "librosa", "tensorboard", "matplotlib", "jiwer", "PIL",
+           "packaging", "damga", "ru_normalizr", "num2words"}
+
+
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Missing)
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *p: None if name in missing else found(name, *p)
+from myxtts.base.console import report_errors
+from myxtts.commands.main import run
+sys.exit(report_errors(lambda: run(sys.argv[1:])))
+"""
+
+
+class LightBaseTest(FolderCase):
+    """The package without its extras: what is not in `dependencies` cannot be imported."""
+
+    def test_what_needs_no_extra_works_and_the_rest_names_its_own(self):
+        corpus, out = self.folder / "corpus", self.folder / "inspection"
+        for arguments, code, expected in (
+            ("--help", 0, "check-distributed"),
+            (f"corpus --out {corpus} --utterances 4 --languages ka --speakers 1", 0, "made 4"),
+            ("text გამარჯობა --language ka", 0, "phonemes"),
+            (f"inspect --train-data {corpus} --language ka --out {out}", 0, str(out)),
+            ("serve --help", 0, "--model"),
+            (f"serve --model {self.folder}", 2, "has no file *.onnx"),
+            ("plan --gpus 2 --produce-ms 1 --step-ms 2", 0, "best: "),
+            ("train --help", 0, "--batch-size"),
+            ("train", 2, 'myxtts train needs tensorflow, .* pip install "myxtts\\[train\\]"'),
+            ("synthesize --run x --text y", 2, "needs tensorflow"),
+            ("text Hello. --language en", 2, "pip install damga"),
+        ):
+            done = run_python("-c", WITHOUT_EXTRAS, *arguments.split())
+            with self.subTest(arguments):
+                self.assertEqual(done.returncode, code, done.stderr)
+                pattern = expected if code else re.escape(expected)
+                self.assertRegex(done.stdout + done.stderr, pattern.replace("*.onnx", r"\*.onnx"))
+                self.assertNotIn("Traceback", done.stderr)
+
+    def test_the_extras_and_the_requirements_of_a_checkout_name_the_same(self):
+        project = (ROOT / "pyproject.toml").read_text("utf-8")
+        tables = re.findall(r"^(dependencies|train|text) = \[(.+?)\]$", project, re.M | re.S)
+        self.assertEqual(len(tables), 3)
+        of_project = {name for _, table in tables for name in re.findall(r'"([\w-]+)[>=]', table)}
+        text = (ROOT / "requirements.txt").read_text("utf-8")
+        self.assertEqual({*re.findall(r"^([\w-]+)[>=]", text, re.M)}, of_project)
+
+
 class CommandTest(FolderCase):
     def test_every_command_has_a_name_a_help_line_and_flags(self):
         found = {*(ROOT / "myxtts/commands").glob("*.py"), *(ROOT / "myxtts").rglob("*_command.py")}

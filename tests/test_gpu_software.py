@@ -96,7 +96,7 @@ class GpuSoftware(unittest.TestCase):
                 *_, check = prerequisites.check_gpu_software(placement)
             self.assertEqual((check.name, check.status), ("cuDNN", status), version)
         self.assertIn('pip install "nvidia-cudnn-cu12>=9.24,<10"', check.to_do)
-        requirements = (ROOT / "requirements-gpu.txt").read_text(encoding="utf-8")
+        requirements = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         self.assertIn(f"nvidia-cudnn-cu12{prerequisites.CUDNN_REQUIREMENT}", requirements)
 
     def test_gpus_of_a_plug_in_need_neither_a_driver_nor_nccl(self):

@@ -4,7 +4,7 @@ A group has names and objects, which are imported when they are used. GROUPS has
 package adds its own as entry points of `myxtts.GROUP`. An extra whose folder was removed is left
 out.
 
-    commands   a module with NAME, HELP and main(argv, prog), whose `parse` needs no TensorFlow
+    commands   a module with NAME, HELP, main(argv, prog), and EXTRA if it needs an extra
     corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout
     hooks      make(TrainingSetup, Checkpoints, StopRequest) -> Hook or None; before the feed opens
     stores     open(url) -> Store, or None for a URL that another one opens

@@ -17,6 +17,7 @@ from myxtts.distributed.launcher import launch
 
 NAME = "check-distributed"
 HELP = "Check that several workers compute the same as one worker, and how fast they are together."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

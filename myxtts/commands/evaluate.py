@@ -12,6 +12,7 @@ from myxtts.config.synthesis import BOUNDS
 
 NAME = "evaluate"
 HELP = "Measure the quality of a trained run on its held-out utterances or on another corpus."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

@@ -1,7 +1,8 @@
 """The console script `myxtts`, and the scripts of a checkout that run one of its commands.
 
 Each command is a module of the group `commands` (`base/plugins`) with its name (NAME), one line
-about it (HELP) and `main(argv, prog)`, which returns the exit code. A command imports TensorFlow
+about it (HELP), the extra of pyproject.toml that it needs (EXTRA), if any, and `main(argv, prog)`,
+which returns the exit code. A command imports TensorFlow
 only once its arguments are known to be right.
 """
 
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +25,8 @@ from myxtts.config.flags import SETTINGS
 from myxtts.config.parser import local_path, parser_of
 
 COMPLETION = "--print-completion"
+# By extras of pyproject.toml, the package that shows whether one is installed.
+NEEDED_BY = {"train": "tensorflow"}
 # Commands that handle SIGTERM themselves. In the others it raises SystemExit, which removes
 # unfinished files.
 WITH_OWN_STOP = ("train", "voice", "launch", "jobs", "check-distributed")
@@ -70,6 +74,12 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
 
 
 def _main_of(command: ModuleType, argv: Sequence[str], prog: str) -> int:
+    extra = getattr(command, "EXTRA", "")
+    if extra and find_spec(NEEDED_BY[extra]) is None and not {"-h", "--help"} & {*argv}:
+        raise ConfigError(
+            f"{prog} needs {NEEDED_BY[extra]}, which this Python does not have. Run: pip install"
+            f' "myxtts[{extra}]"'
+        )
     with nullcontext() if command.NAME in WITH_OWN_STOP else exit_at_sigterm():
         return command.main(argv, prog)
 

@@ -12,6 +12,7 @@ from myxtts.config.schema import Config
 
 NAME = "preflight"
 HELP = "Check with a short trial whether a training run will work."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:

@@ -12,6 +12,7 @@ from myxtts.config.schema import Config
 
 NAME = "profile"
 HELP = "Measure where the time of a training run goes, and recommend faster settings."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:

@@ -16,6 +16,7 @@ from myxtts.text.times import FORMS
 
 NAME = "synthesize"
 HELP = "Synthesize speech from a text with a trained run."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

@@ -10,6 +10,7 @@ from myxtts.config.schema import Config
 
 NAME = "train"
 HELP = "Train a voice, a speech recogniser or a vocoder."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:

@@ -14,6 +14,7 @@ from myxtts.text.times import FORMS, times_files
 
 NAME = "transcribe"
 HELP = "Transcribe recordings with a trained recogniser."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

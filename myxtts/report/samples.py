@@ -15,7 +15,6 @@ from zlib import crc32
 
 import numpy as np
 import soundfile
-from PIL import Image
 
 LABELS = {
     "recording": "recording",
@@ -121,6 +120,8 @@ class Samples:
 
 def _size(picture: Path) -> list[int]:
     """Return width and height, which keep the page from jumping while it loads."""
+    from PIL import Image  # not in the light base
+
     with suppress(*UNREADABLE), Image.open(picture) as image:
         return [image.width, image.height]
     return []
@@ -131,6 +132,8 @@ def _data_url(content: bytes, suffix: str) -> str:
     if suffix == ".wav":
         return sound_url(*soundfile.read(io.BytesIO(content), dtype="float32"))
     compressed = io.BytesIO()
+    from PIL import Image
+
     picture = Image.open(io.BytesIO(content)).convert("RGB")
     picture.save(compressed, "JPEG", quality=JPEG_QUALITY, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(compressed.getvalue()).decode()}"

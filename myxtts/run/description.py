@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from myxtts.run.loop import NonFiniteLoss, StepOutOfMemory
 from myxtts.run.setup import OpenRun, TrainingSetup
 from myxtts.tasks.layers import parameter_count
 from myxtts.tasks.registry import task_of
+from myxtts.text import normalisers
 
 SOURCE_TREE = Path(__file__).parents[2]
 GIT_TIMEOUT_S = 5.0
@@ -180,11 +182,23 @@ def describe_run(setup: TrainingSetup) -> dict[str, Any]:
             "TensorFlow": tf.__version__,
             "Keras": keras.__version__,
             "NumPy": np.__version__,
+            **text_versions(setup),
         },
         "commit": source_commit(),
         "host": socket.gethostname(),
         "started": time.time(),
     }
+
+
+def text_versions(setup: TrainingSetup) -> dict[str, str]:
+    """Return the versions of the libraries that read the texts of a run."""
+    data, corpora = setup.config.data, setup.corpora
+    if not corpora.vocabulary.symbols.symbols or data.text_frontend != "phonemes":
+        return {}
+    libraries = {}
+    if data.text_normaliser != "none":
+        libraries = normalisers.installed_versions(corpora.vocabulary.languages)
+    return {"espeakng-loader": metadata.version("espeakng-loader"), **libraries}
 
 
 def source_commit(root: Path = SOURCE_TREE) -> str:

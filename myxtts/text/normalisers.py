@@ -9,7 +9,7 @@ import importlib
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -85,6 +85,13 @@ def description(language: str) -> str:
     """Return the name and version of the library of a language; espeak-ng alone without one."""
     library = LIBRARIES.get(canonical_code(language).split("-")[0])
     return f"{library.package} {library.version}" if library else "espeak-ng alone"
+
+
+def installed_versions(languages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the libraries that read some languages, by package."""
+    codes = {canonical_code(language).split("-")[0] for language in languages}
+    packages = sorted({LIBRARIES[code].package for code in codes & LIBRARIES.keys()})
+    return {package: metadata.version(package) for package in packages}
 
 
 def unread(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from myxtts.text.times import FORMS
 
 NAME = "align"
 HELP = "Find when the words of a corpus are spoken, by the aligner of a trained voice."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

@@ -9,6 +9,7 @@ from myxtts.config.parser import CommandParser, add_flag
 
 NAME = "export"
 HELP = "Export a trained run as a TensorFlow SavedModel, ONNX, LiteRT or a page."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

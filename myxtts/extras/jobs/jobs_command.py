@@ -33,6 +33,7 @@ from myxtts.placement.settings import hidden_gpus_warning
 
 NAME = "jobs"
 HELP = "Train independent jobs, one on each GPU, and merge their weights (local SGD)."
+EXTRA = "train"
 TRAINER = (sys.executable, "-u", "-m", "myxtts", "train")
 MERGER = (sys.executable, "-u", "-m", "myxtts", "merge")
 

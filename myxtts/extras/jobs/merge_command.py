@@ -13,6 +13,7 @@ from myxtts.extras.jobs.merge import merge
 
 NAME = "merge"
 HELP = "Average the weights of runs that began with the same weights."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

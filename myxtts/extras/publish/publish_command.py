@@ -10,6 +10,7 @@ from myxtts.config.parser import CommandParser, add_flag
 
 NAME = "publish"
 HELP = "Write a voice as a folder for others: weights, ONNX, samples and a model card."
+EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:

@@ -46,6 +46,7 @@ from myxtts.report.page import RunPage
 
 NAME = "voice"
 HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and measure them."
+EXTRA = "train"
 GPUS = "data_gpu", "model_gpu"
 OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)

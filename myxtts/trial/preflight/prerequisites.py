@@ -38,7 +38,7 @@ NVIDIA_CONTAINER = "NVIDIA's container of TensorFlow (nvcr.io/nvidia/tensorflow)
 # (github.com/aws/deep-learning-containers/pull/6418). 9.6 to 9.23 were not tried there.
 CUDNN_FIXED = "9.6"
 
-# As in requirements-gpu.txt, with which a test compares it.
+# As in pyproject.toml, with which a test compares it.
 CUDNN_REQUIREMENT = ">=9.24,<10"
 
 
@@ -181,8 +181,8 @@ def code_for(capability: tuple[int, int], built: Sequence[str]) -> str:
 
 
 def package_requirements() -> list[Requirement]:
-    """Read the requirements of MyXTTS from the installed package, or from requirements.txt in a
-    plain checkout.
+    """Read what training requires from the installed package, with the extras train and text, or
+    from requirements.txt in a plain checkout.
     """
     try:
         lines = metadata.requires("myxtts") or []
@@ -190,8 +190,12 @@ def package_requirements() -> list[Requirement]:
         text = REQUIREMENTS_FILE.read_text(encoding="utf-8")
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     requirements = [Requirement(line) for line in lines if line]
+    extras = ("", "train", "text")
     return [
-        item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})
+        item
+        for item in requirements
+        if item.name != "myxtts"
+        and (item.marker is None or any(item.marker.evaluate({"extra": each}) for each in extras))
     ]
 
 

@@ -33,6 +33,7 @@ COMING_FROM = DOCS / "guides" / "coming_from.md"
 FOREIGN_FLAGS = {"--logdir", "--no-deps", "--wheel-dir", "--times", "--resv-ports", "--nnodes"}
 FOREIGN_FLAGS |= {"--nproc-per-node", "--master-addr", "--map-by", "--gpus-per-task"}
 FOREIGN_FLAGS |= {"--requeue", "--signal", "--time"}
+FOREIGN_FLAGS.add("--simulate")  # of examples/device_feed.py, whose help loads TensorFlow
 # Of wyoming-piper, and of http.server.
 FOREIGN_FLAGS |= {"--voice", "--data-dir", "--uri", "--bind", "--directory"}
 
@@ -176,6 +177,13 @@ class LinkTest(unittest.TestCase):
         pages = {page.relative_to(DOCS).as_posix() for page in (*WRITTEN, *generate.PAGES)}
         pages -= {"README.md"}
         self.assertEqual(pages - linked, set())
+
+    def test_landing_page_is_short(self):
+        text = read(ROOT / "README.md")
+        lines = [line for line in text.splitlines() if line]
+        self.assertLessEqual(max(map(len, lines)), 120)
+        self.assertLessEqual(sum(map(len, lines)) / len(lines), 100)
+        self.assertLessEqual(len(re.findall(r"(?<!!)\[[^\]]*\]\(", FENCED.sub("", text))), 15)
 
     def test_pages_have_no_absolute_paths(self):
         for page in PAGES:

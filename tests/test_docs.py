@@ -22,6 +22,7 @@ from myxtts.commands.main import COMPLETION, load_command, run
 from myxtts.config.advice import other_names
 from myxtts.config.flags import SCRIPTS, SETTINGS
 from tests.fixtures import temporary_folder
+from tests.test_layers import ROWS
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = plugins.names("commands")
@@ -37,6 +38,10 @@ FOREIGN_FLAGS.add("--simulate")  # of examples/device_feed.py, whose help loads 
 # Of wyoming-piper, and of http.server.
 FOREIGN_FLAGS |= {"--voice", "--data-dir", "--uri", "--bind", "--directory"}
 
+# Files that the page tells its reader to write.
+READERS_FILES = {"ray_voice.py"}
+
+PYTHON_FILE = re.compile(r"(?<![\w./-])[\w./-]*\w\.py\b")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -189,6 +194,28 @@ class LinkTest(unittest.TestCase):
         for page in PAGES:
             with self.subTest(page=page.name):
                 self.assertIsNone(ABSOLUTE_PATH.search(read(page)))
+
+
+class FileTest(unittest.TestCase):
+    def test_every_python_file_exists(self):
+        names = set()
+        for folder in ("benchmarks", "docs", "examples", "fakes", "myxtts", "tests", "utilities"):
+            names |= {path.name for path in (ROOT / folder).rglob("*.py")}
+        for page in [*PAGES, ROOT / "AGENTS.md", *(ROOT / "myxtts").rglob("README.md")]:
+            text = read(page)
+            if page == COMING_FROM:
+                text = re.sub(r"(?m)^\| .+? \| ", "", text)  # files of other trainers
+            folders = ROOT, ROOT / "myxtts", page.parent
+            for path in sorted({*PYTHON_FILE.findall(text)} - READERS_FILES):
+                with self.subTest(page=page.name, file=path):
+                    found = path in names or any((folder / path).is_file() for folder in folders)
+                    self.assertTrue(found, "no such file in the project or in myxtts/")
+
+    def test_architecture_has_the_rows_of_the_layers(self):
+        rows = re.findall(r"^\| (\d) \| `(\w+)/` \|", read(DOCS / "architecture.md"), re.MULTILINE)
+        # The last row is the module that runs the package.
+        layers = [(str(height), name) for height, row in enumerate(ROWS[:-1], 1) for name in row]
+        self.assertEqual(sorted(rows), sorted(layers))
 
 
 class GeneratedPagesTest(unittest.TestCase):

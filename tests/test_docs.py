@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-from docs import generate
+from docs import generate, site_pages
 from myxtts.base import plugins
 from myxtts.base.errors import ConfigError
 from myxtts.commands import train
@@ -180,6 +180,10 @@ class LinkTest(unittest.TestCase):
         pages = {page.relative_to(DOCS).as_posix() for page in (*WRITTEN, *generate.PAGES)}
         pages -= {"README.md"}
         self.assertEqual(pages - linked, set())
+
+    def test_site_has_every_page(self):
+        pages = site_pages.reachable(ROOT / "README.md")
+        self.assertEqual({*PAGES, *generate.PAGES} - pages, set())
 
     def test_landing_page_is_short(self):
         text = read(ROOT / "README.md")

@@ -8,18 +8,21 @@
 # make test-quick the tests that need no TensorFlow, in half a minute
 # make lint       ruff and mypy
 # make docs      the pages that follow from the sources, in docs/generated: all settings, all messages
+# make site      a searchable site of all pages, build/site/index.html; fails at a warning, such as a broken link
 # make gpu-proof  prove on this machine's GPUs what the documentation claims, in ten minutes; the page is proof/proof.md
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
+SITE := build/venv
+ZENSICAL := zensical==0.0.73
 INSTALLED := .venv/installed
 INSTALLED_DEMO := .venv/installed-demo
 INSTALLED_REAL := .venv/installed-real
 INSTALLED_GPU := .venv/installed-gpu
 INSTALLED_OUTSIDE := .venv/installed-outside
 
-.PHONY: demo real test test-long test-outside test-quick lint docs gpu-proof
+.PHONY: demo real test test-long test-outside test-quick lint docs site gpu-proof
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/python -m myxtts corpus --out data/demo
@@ -62,6 +65,12 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m docs.generate
+
+site:
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check $(ZENSICAL)
+	$(SITE)/bin/python -m docs.site_pages
+	$(SITE)/bin/zensical build --clean --strict
 
 gpu-proof: $(INSTALLED_GPU)
 	$(BIN)/python benchmarks/gpu_proof.py --out proof

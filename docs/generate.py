@@ -2,7 +2,8 @@
 
 `docs/generated/configuration.md` has every setting with its flag, default, bounds and meaning.
 `docs/generated/messages.md` has the texts that the program shows, for a review of them.
-Neither is in the repository, where each change of a setting or of an error would repeat itself.
+Both are in the repository, so that links and the site find them; `tests/test_docs.py` compares them
+with the sources.
 """
 
 import ast
@@ -17,6 +18,7 @@ from myxtts.config.schema import Mark
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "generated"
 
+WRITTEN_BY = "<!-- `python -m docs.generate` writes this page. -->\n\n"
 CONFIGURATION = """\
 # Configuration
 
@@ -102,7 +104,7 @@ HTML = re.compile(r"</?[a-z]|\{--")
 
 def configuration() -> str:
     """Return the page of all settings."""
-    introduction = CONFIGURATION.format(count=len(SETTINGS), sections=len(SECTIONS))
+    introduction = WRITTEN_BY + CONFIGURATION.format(count=len(SETTINGS), sections=len(SECTIONS))
     parts = [introduction]
     for section, meaning in SECTIONS.items():
         head = ["| Flag | Default | Allowed | Meaning |", "|---|---|---|---|"]
@@ -122,7 +124,7 @@ def _row(setting: Setting) -> str:
 
 def messages() -> str:
     """Return the page of all texts that the program shows."""
-    parts = [MESSAGES]
+    parts = [WRITTEN_BY + MESSAGES]
     for path in sorted((ROOT / "myxtts").rglob("*.py")):
         lines = []
         for function, text in _sentences(ast.parse(path.read_text(encoding="utf-8"))):

@@ -22,8 +22,27 @@ ROWS = (
     ("run",),
     ("trial",),
     ("commands", "extras"),
-    ("__main__",),
 )
+# Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
+BUDGETS = {
+    "devicefeed": 1250,
+    "base": 1850,
+    "config": 1680,
+    "audio": 1580,
+    "text": 1730,
+    "distributed": 860,
+    "corpus": 2100,
+    "placement": 1120,
+    "speak": 450,
+    "batches": 1400,
+    "checkpoints": 1000,
+    "report": 1650,
+    "tasks": 7050,
+    "run": 3550,
+    "trial": 2980,
+    "commands": 850,
+    "extras": 7420,
+}
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
 PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
@@ -45,6 +64,12 @@ extras.jobs.launcher extras.jobs.merge extras.jobs.status extras.jobs.shards com
 class LayersTest(unittest.TestCase):
     def test_every_module_is_in_a_row(self):
         self.assertEqual({_unit(path) for path in _modules()} - set(HEIGHT), set())
+
+    def test_no_folder_exceeds_its_budget(self):
+        for folder, budget in BUDGETS.items():
+            texts = (path.read_text("utf-8") for path in (PACKAGE / folder).rglob("*.py"))
+            with self.subTest(folder):
+                self.assertLessEqual(sum(len(text.splitlines()) for text in texts), budget)
 
     def test_modules_import_only_from_lower_rows(self):
         for path in _modules():
@@ -157,7 +182,9 @@ class LayersTest(unittest.TestCase):
 
 
 def _modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.read_text("utf-8"))
+    """Return the modules that have code, without the one that only starts a command."""
+    found = {path for path in PACKAGE.rglob("*.py") if path.read_text("utf-8")}
+    return sorted(found - {PACKAGE / "__main__.py"})
 
 
 def _unit(path: Path) -> str:

@@ -15,9 +15,9 @@ import venv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-
 from tests.test_layers import BUDGETS, ROWS
+
+ROOT = Path(__file__).resolve().parents[1]
 
 PACKAGE = ROOT / "myxtts"
 # Files that a batch passes, a checkpoint out and back, and what the settings of a run touch.
@@ -96,7 +96,7 @@ def circles(imports: dict[str, set[str]]) -> Iterator[list[str]]:
     grown = True
     while grown:
         grown = False
-        for name, targets in reached.items():
+        for targets in reached.values():
             more = set().union(*(reached[target] for target in targets)) - targets
             targets |= more
             grown |= bool(more)

@@ -23,7 +23,7 @@ import soundfile
 import tensorflow as tf
 
 from fakes.toy import shared_traces, traced_once
-from myxtts.audio import mel
+from myxtts.audio import mel as audio_mel
 from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ
 from myxtts.base.progress import Position
 from myxtts.batches.pipeline import Pipeline
@@ -54,7 +54,9 @@ class PipelineTest(PipelineCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        with patch.object(mel, "log_mel_of_frames", wraps=mel.log_mel_of_frames) as traced:
+        with patch.object(
+            audio_mel, "log_mel_of_frames", wraps=audio_mel.log_mel_of_frames
+        ) as traced:
             options = {"seed": cls.SEED, "cache_folder": cls.folder / "cache"}
             pipeline = Pipeline(cls.corpus, [ROUTE], PLAIN, cls.SETTINGS, **options)
             cls.traced_before = traced.call_count

@@ -272,8 +272,9 @@ class JobsTest(Case):
         for name in names:
             log = self.run_folder / f"logs/{name}_training.log"
             self.assertRegex(out, rf"\n{name} +process \d+; its log is {log}\n")
-        self.assertIn("\nlauncher       done\n", self.done("--status"))
-        self.assertRegex(out, r"gpu1\s+done\s+6 of 6  0\.167\s+2\.00")
+        reported = self.done("--status")
+        self.assertIn("\nlauncher       done\n", reported)
+        self.assertIn("\ngpu1           done, step 6 of 6, loss 0.167\n", reported)
         logs = sorted(path.stem for path in (self.run_folder / "logs").iterdir())
         self.assertEqual(logs[:2], ["gpu0_training", "gpu1_training"])
 
@@ -285,14 +286,6 @@ class JobsTest(Case):
         self.assertIn("which already holds a run", self.rejected())
         changed = self.rejected("--resume", "--validation-fraction", "0.4")
         self.assertIn("validation_fraction is 0.4, but the jobs in", changed)
-
-    def test_progress_is_shown_periodically(self):
-        self.fault("gpu1", "wait", at=3, once=True)
-        process = self.started("--table-every", "0.1")
-        rows = (line for line in process.stdout if line.startswith("gpu1"))
-        while (row := next(rows).split())[2:3] != ["3"]:
-            pass
-        self.assertEqual(row[1:5], ["running", "3", "of", "6"])
 
     def test_killed_job_restarts_from_its_checkpoint(self):
         self.fault("gpu1", "kill", at=5, once=True)
@@ -395,7 +388,8 @@ class StopTest(Case):
         self.assertIn("another process is training it", self.rejected("--resume"))
         out = self.done("--status")
         self.assertIn(f"launcher       running (process {process.pid})", out)
-        self.assertRegex(out, r"gpu0\s+running  3 of 6  0\.333\s+2\.00 .* 1\.5 s  .* \d+\n")
+        line = r"gpu0 +running, step 3 of 6, loss 0\.333, process \d+, 1\.5 s left\n"
+        self.assertRegex(out, line)
         stop_command = self.started("--stop")
         output, _ = process.communicate(timeout=DEADLINE_S)
         stopped = f"stopped the launcher of {self.run_folder} (process {process.pid})"

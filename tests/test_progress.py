@@ -8,7 +8,7 @@ from myxtts.extras.jobs.launcher import say
 from myxtts.extras.jobs.status import (
     LauncherState,
     ProcessState,
-    progress_table,
+    progress_lines,
     read_last_report,
     read_progress,
 )
@@ -36,17 +36,15 @@ class ProgressTest(FolderCase):
         self.assertEqual(read_last_report(path), {"step": 5, "loss": None})
         self.assertIsNone(read_progress(self.folder)["loss"])
 
-    def test_a_row_has_the_newest_report_the_time_of_an_epoch_and_the_time_left(self):
-        report = {"step": 10, "loss": 1.0, "steps_per_s": 2.0, "remaining_s": 187.0}
-        report["accelerator_utilisation"] = 0.954
+    def test_a_line_has_the_newest_report_and_the_time_left(self):
+        report = {"step": 10, "loss": 1.0, "remaining_s": 187.0}
         immutable = {"gpus": [0], "warmstart_steps": 0, "sync_every": 0, "corpus": {}}
         state = LauncherState(host="", immutable=immutable, total_steps=110)
         state.processes["job-0"] = ProcessState(state="running", pid=42)
-        state.processes["job-1"] = ProcessState(state="done", pid=43)
+        state.processes["job-1"] = ProcessState(state="done", pid=43, restarts=1)
         self.write("job-0/metrics.jsonl", json.dumps(report) + "\n")
-        self.write("job-0/run.json", '{"steps_per_epoch": 90}')
-        _, row, without = progress_table(self.folder, state)
-        expected = "job-0 running 10 of 110 1.000 2.00 95 % 45 s 3.1 min 0 42"
-        self.assertEqual(row.split(), expected.split())
+        running, done = progress_lines(self.folder, state)
+        expected = "job-0          running, step 10 of 110, loss 1.000, process 42, 3.1 min left"
+        self.assertEqual(running, expected)
         # The PID of a process that has ended may be another one's.
-        self.assertEqual(without.split(), "job-1 done 0 of 110 - - - - - 0 -".split())
+        self.assertEqual(done, "job-1          done, step 0 of 110, restarts: 1")

@@ -55,8 +55,6 @@ def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
     add_flag(parser, "--num-syncs", syncs, bounded(int, 1), "N")
     restarts = "maximum number of restarts of a failed job (default 2)"
     add_flag(parser, "--max-restarts", restarts, count, "N", default=2)
-    table = "seconds between two progress tables (default 30)"
-    add_flag(parser, "--table-every", table, bounded(float, 0.1), "X", default=30.0)
     group = parser.add_mutually_exclusive_group()
     add_switch(group, "--status", "print the progress of the jobs of --run and exit")
     add_switch(group, "--stop", "stop the jobs of --run after they write checkpoints")
@@ -108,7 +106,6 @@ def main(
         warmstart_steps=warmstart_steps,
         sync_every=choose_sync_every(options, config, warmstart_steps),
         max_restarts=options.max_restarts,
-        table_every_s=options.table_every,
         trainer=tuple(trainer),
         merger=tuple(merger),
     )

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,7 +63,6 @@ class JobsSpec:
     warmstart_steps: int
     sync_every: int
     max_restarts: int
-    table_every_s: float
     trainer: tuple[str, ...]
     merger: tuple[str, ...]
 
@@ -302,7 +300,6 @@ class _Launcher(processes.Supervisor):
         self._state = state
         self._corpora = corpora
         self._page = JobsPage(spec.folder)
-        self._next_table_s = time.monotonic() + spec.table_every_s
 
     def run_stages(self) -> int:
         """Return the exit code; meaningless after a request to stop."""
@@ -348,7 +345,6 @@ class _Launcher(processes.Supervisor):
             fork(warm_start, spec.folder / name, load(spec.config_file(name)))
         pending = [name for name in jobs if spec.has_work(name)]
         self.run([self._training(name, jobs[name]) for name in pending])
-        self._show_table()
 
     def _training(self, name: str, device: JobDevice) -> ProgramSpec:
         spec = self._spec
@@ -409,7 +405,7 @@ class _Launcher(processes.Supervisor):
         self._set_process(name, ProcessState(state="running", pid=process.pid, restarts=restarts))
 
     def on_line(self, process: ChildProcess, line: str) -> None:
-        # Of trainings a table of their progress is shown instead.
+        # A training has its own log, and the page shows its progress.
         if process.program.name == "merge":
             say(line)
 
@@ -431,16 +427,7 @@ class _Launcher(processes.Supervisor):
         say(f"{stop.signal_name}: {consequence}")
 
     def on_poll(self) -> None:
-        if time.monotonic() >= self._next_table_s and self._state.stage != "merge":
-            # The jobs go on if the file system fails.
-            with suppress(OSError):
-                self._show_table()
         self._page.refresh()
-
-    def _show_table(self) -> None:
-        self._next_table_s = time.monotonic() + self._spec.table_every_s
-        for line in status.progress_table(self._spec.folder, self._state):
-            say(line)
 
     def _set_process(self, name: str, state: ProcessState) -> None:
         self._state.processes[name] = state

@@ -148,11 +148,7 @@ def _shard_table(
     return "\n".join(align_columns(lines))
 
 
-def align_columns(rows: Sequence[Sequence[str]], words: int = 0) -> list[str]:
-    """Return the lines of a table: the first columns are words, and numbers stand on the right."""
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, whose cells stand on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [*map(str.ljust, row[:words], widths), *map(str.rjust, row[words:], widths[words:])]
-        lines.append("  ".join(cells))
-    return lines
+    return ["  ".join(map(str.rjust, row, widths)) for row in rows]

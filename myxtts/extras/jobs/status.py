@@ -15,9 +15,8 @@ from myxtts.base.clock import format_duration
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import write_whole
 from myxtts.checkpoints.files import latest, step_of
-from myxtts.extras.jobs.shards import CorpusShards, align_columns
+from myxtts.extras.jobs.shards import CorpusShards
 from myxtts.report.metrics import read_last_report
-from myxtts.report.overview import read_facts
 
 WARMSTART = "warmstart"
 STATE_FILE = "launcher.json"
@@ -163,7 +162,7 @@ def status_report(folder: Path) -> str:
             if process.state == "running":
                 process.state = "dead"
     lines = [f"run            {folder}", f"stage          {state.stage}"]
-    lines += [f"launcher       {launcher}", *progress_table(folder, state)]
+    lines += [f"launcher       {launcher}", *progress_lines(folder, state)]
     if state.merge is not None:
         lines.append(f"result         {state.merge.describe(folder / 'merged')}")
     return "\n".join(lines)
@@ -177,28 +176,21 @@ def read_progress(run: Path) -> dict[str, Any]:
     return report | {"step": step}
 
 
-def progress_table(folder: Path, state: LauncherState) -> list[str]:
-    """Return the lines of a table with the progress of warm start and jobs."""
-    figures = ("step", "loss", "steps/s", "busy", "epoch", "ETA", "restarts", "process")
-    rows = [("job", "state", *figures)]
+def progress_lines(folder: Path, state: LauncherState) -> Iterator[str]:
+    """Yield a line with the progress of the warm start and of each job; report.html has more."""
     for name, process in state.processes.items():
         if name == "merge":
             continue
         progress = read_progress(folder / name)
         total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
-        eta = "-"
-        if process.state == "running" and progress.get("remaining_s") is not None:
-            eta = format_duration(progress["remaining_s"])
-        loss = f"{progress['loss']:.3f}" if progress.get("loss") is not None else "-"
-        speed = f"{progress['steps_per_s']:.2f}" if progress.get("steps_per_s") else "-"
-        share = progress.get("accelerator_utilisation")
-        busy = f"{100 * share:.0f} %" if share is not None else "-"
-        epoch_steps = read_facts(folder / name).get("steps_per_epoch", 0)
-        epoch = "-"
-        if epoch_steps and progress.get("steps_per_s"):
-            epoch = format_duration(epoch_steps / progress["steps_per_s"])
-        steps = f"{progress['step']} of {total}"
-        pid = str(process.pid) if process.state == "running" else "-"
-        figures = (steps, loss, speed, busy, epoch, eta, str(process.restarts), pid)
-        rows.append((name, process.state, *figures))
-    return align_columns(rows, words=2)
+        parts = [process.state, f"step {progress['step']} of {total}"]
+        if progress.get("loss") is not None:
+            parts.append(f"loss {progress['loss']:.3f}")
+        if process.restarts:
+            parts.append(f"restarts: {process.restarts}")
+        if process.state == "running":
+            # The PID of a process that has ended may be another one's.
+            parts.append(f"process {process.pid}")
+            if progress.get("remaining_s") is not None:
+                parts.append(f"{format_duration(progress['remaining_s'])} left")
+        yield f"{name:<14} {', '.join(parts)}"

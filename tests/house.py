@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -53,11 +52,10 @@ def main() -> int:
     print(
         f"import of all of myxtts.devicefeed: {lines} lines of this package in {len(files)} files"
     )
-    began_s = time.perf_counter()
-    found = python("-c", "import sys, myxtts.speak.player; print('tensorflow' in sys.modules)")
-    seconds = time.perf_counter() - began_s
+    code = "import sys, time; began_s = time.process_time(); import myxtts.speak.player"
+    code += "; print(f'{time.process_time() - began_s:.2f} s,', 'tensorflow' in sys.modules)"
     print(
-        f"import of myxtts.speak: {seconds:.2f} s with Python's start, TensorFlow: {found.strip()}"
+        f"import of myxtts.speak, and whether it imports TensorFlow: {python('-c', code).strip()}"
     )
     for way, names in WAYS.items():
         files = [PACKAGE / f"{name}.py" for name in names.split() if "/" in name]

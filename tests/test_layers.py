@@ -26,21 +26,21 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1850,
+    "base": 1870,
     "config": 1680,
     "audio": 1580,
     "text": 1730,
     "distributed": 860,
     "corpus": 2100,
     "placement": 1120,
-    "speak": 450,
+    "speak": 600,
     "batches": 1400,
     "checkpoints": 1000,
     "report": 1650,
-    "tasks": 7050,
+    "tasks": 7100,
     "run": 3550,
     "trial": 2980,
-    "commands": 850,
+    "commands": 910,
     "extras": 7420,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
@@ -56,7 +56,7 @@ placement.settings placement.bound placement.gpu_memory devicefeed.errors device
 devicefeed.times audio.format text corpus.layouts corpus.manifest corpus.demo_corpus corpus.texts
 batches.plan batches.corpora tasks.registry checkpoints.files checkpoints.run_folder
 checkpoints.trained_run report.assess report.page trial.auto trial.gpu_usage trial.candidates
-tasks.tts.speech_file speak extras.export.web extras.serve.run_speaker extras.serve.sound
+tasks.tts.speech_file speak extras.export.web tasks.tts.run_speaker extras.serve.sound
 extras.jobs.launcher extras.jobs.merge extras.jobs.status extras.jobs.shards commands __main__
 """.split()
 

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 
 from myxtts.base.errors import DataError
-from myxtts.checkpoints.published import CHECKSUMS, local_run
+from myxtts.base.published import CHECKSUMS, local_run
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.config.schema import Config
 from myxtts.extras.publish import publish

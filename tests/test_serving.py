@@ -23,13 +23,13 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.config.parser import add_references_flag
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.extras.serve import run_speaker
-from myxtts.extras.serve.run_speaker import RunSpeaker
 from myxtts.extras.serve.serve_command import PACKAGES
 from myxtts.extras.serve.sound import FORMS, Encoder
 from myxtts.speak import player as speakers
 from myxtts.speak.chunks import FRONTEND
 from myxtts.speak.player import ExportedSpeaker, choose_speaker
+from myxtts.tasks.tts import run_speaker
+from myxtts.tasks.tts.run_speaker import RunSpeaker
 from myxtts.text.languages import choose_language
 from tests.fixtures import DEADLINE_S, temporary_folder
 

@@ -25,6 +25,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "preflight": "myxtts.commands.preflight",
         "profile": "myxtts.commands.profile",
         "plan": "myxtts.commands.plan",
+        "say": "myxtts.commands.say",
+        "voices": "myxtts.commands.voices",
         "synthesize": "myxtts.commands.synthesize",
         "evaluate": "myxtts.commands.evaluate",
         "transcribe": "myxtts.commands.transcribe",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from myxtts.audio.format import AUDIO_FORMAT
 from myxtts.base.errors import CheckpointError, ConfigError
+from myxtts.base.published import local_run
 from myxtts.checkpoints.files import Checkpoint, checkpoint_of
-from myxtts.checkpoints.published import local_run
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.base.published import local_run
 from myxtts.checkpoints import files as checkpoint_files
 from myxtts.checkpoints.files import Ancestor
 from myxtts.checkpoints.inherited import (
@@ -14,7 +15,6 @@ from myxtts.checkpoints.inherited import (
     keep_normaliser,
     open_teacher,
 )
-from myxtts.checkpoints.published import local_run
 from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.checkpoints.trained_run import TrainedRun, select_vocoder
 from myxtts.config.schema import Config

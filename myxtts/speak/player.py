@@ -23,6 +23,8 @@ from myxtts.speak.chunks import (
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.symbols import SymbolTable
 
+EXPORTED = "Give the folder that `myxtts export --format onnx` wrote, or a file *.onnx in it."
+
 
 class Speaker(Protocol):
     """A voice that a server speaks with.
@@ -61,16 +63,26 @@ def choose_speaker(name: str, speakers: Sequence[str]) -> int:
 
 
 def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return graph and JSON of an exported voice, of a folder or a file; raises CheckpointError.
+    """Return graph and JSON of a voice of this project; raises CheckpointError for another one."""
+    graph, fields = read_voice(path)
+    if FRONTEND not in fields:
+        found = "a voice of Piper, not" if "phoneme_id_map" in fields else "no voice"
+        raise CheckpointError(
+            f"{graph} is {found} of MyXTTS: {graph.name}.json has no {FRONTEND}. {EXPORTED}"
+        )
+    return graph, fields
+
+
+def read_voice(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return graph and JSON of a voice, of a folder or a file; raises CheckpointError.
 
     In a folder, the shortest name is that of float32.
     """
     is_graph = path.suffix == ".onnx" and not path.is_dir()
     files = [path] if is_graph else sorted(path.glob("*.onnx"), key=lambda file: len(file.name))
-    advice = "Give the folder that `myxtts export --format onnx` wrote, or a file *.onnx in it."
     if not files:
         found = "is a run, for --run" if (path / "checkpoints").is_dir() else "has no file *.onnx"
-        raise CheckpointError(f"--model {path} {found}. {advice}")
+        raise CheckpointError(f"--model {path} {found}. {EXPORTED}")
     about = files[0].with_name(f"{files[0].name}.json")
     try:
         for file in (files[0], about):
@@ -86,10 +98,6 @@ def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
     except ValueError as error:
         raise CheckpointError(f"{about} is no JSON: {error}. Copy it again.") from error
     fields = document if isinstance(document, dict) else {}
-    if FRONTEND not in fields:
-        found = "a voice of Piper, not" if "phoneme_id_map" in fields else "no voice"
-        reason = f"{about.name} has no {FRONTEND}"
-        raise CheckpointError(f"{files[0]} is {found} of MyXTTS: {reason}. {advice}")
     return files[0], fields
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from myxtts.base.files import write_whole
+from myxtts.base.published import CHECKSUMS, file_digest
 from myxtts.checkpoints.files import write_checkpoint
-from myxtts.checkpoints.published import CHECKSUMS, file_digest
 from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.flags import marked, with_values

@@ -51,7 +51,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if options.model:
         speaker = ExportedSpeaker(options.model)
     else:
-        from myxtts.extras.serve.run_speaker import RunSpeaker
+        from myxtts.tasks.tts.run_speaker import RunSpeaker
 
         of_run = options.language, options.vocoder, options.checkpoint
         speaker = RunSpeaker(options.run, options.references, *of_run)

@@ -1,7 +1,8 @@
-"""Runs of others, published in a folder or at a URL, as --init-from takes them."""
+"""What `myxtts publish` has written, in a folder or at a URL, whose files have checksums."""
 
 import hashlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from myxtts.base.errors import DataError
@@ -28,11 +29,10 @@ def local_run(source: str) -> Path:
 
     def copy(folder: Path) -> None:
         sums = store.fetch(CHECKSUMS, folder / CHECKSUMS)
-        _check(source, sums, expected)
-        for line in sums.read_text("utf-8").splitlines():
-            digest, _, name = line.partition("  ")
-            if name.startswith(NEEDED) and ".." not in name:
-                _check(source, store.fetch(name, folder / name), digest)
+        check_digest(source, sums, expected)
+        for digest, name in named_files(sums):
+            if name.startswith(NEEDED):
+                check_digest(source, store.fetch(name, folder / name), digest)
         log.info("fetched        %s", url)
 
     return cached_folder("published", source, copy)
@@ -43,7 +43,16 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _check(source: str, path: Path, expected: str) -> None:
+def named_files(sums: Path) -> Iterator[tuple[str, str]]:
+    """Yield the checksum and the name of each file, below the folder, that a file names."""
+    for line in sums.read_text("utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        if ".." not in name and not name.startswith("/"):
+            yield digest, name
+
+
+def check_digest(source: str, path: Path, expected: str) -> None:
+    """Raise DataError if a file of a source has another SHA-256 than is expected."""
     digest = file_digest(path)
     if expected and digest != expected:
         raise DataError(

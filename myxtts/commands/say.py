@@ -1,0 +1,96 @@
+"""`myxtts say`: a text → sound, with a voice that exists. Without TensorFlow."""
+
+import argparse
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from myxtts.base.console import sound_on_stdout
+from myxtts.base.errors import ConfigError
+from myxtts.commands.synthesize import read_text
+from myxtts.config import parser as flags
+from myxtts.config.parser import add_flag, add_switch
+
+NAME = "say"
+HELP = "Say a text with a voice that exists, or write it to a file; needs no TensorFlow."
+# Programs that play a WAV file, and their flags.
+PLAYERS = (
+    ("pw-play",),
+    ("paplay",),
+    ("aplay", "-q"),
+    ("afplay",),
+    ("ffplay", "-nodisp", "-autoexit"),
+)
+
+log = logging.getLogger(__name__)
+
+
+def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
+    parser = flags.CommandParser(prog, HELP, epilog="`myxtts voices` lists the voices.")
+    parser.add_argument("text", nargs="?", help="the text; by default stdin", metavar="TEXT")
+    add_flag(parser, "--text-file", "UTF-8 file with the text", Path, "FILE")
+    voice = "name of a voice, an exported folder, a file *.onnx of Piper or MyXTTS, or a run"
+    add_flag(parser, "--voice", voice)
+    add_flag(parser, "--language", "language of the text (default: by its letters)")
+    add_flag(parser, "--speaker", "speaker of a voice that has several (default: its first)")
+    sound = parser.add_mutually_exclusive_group()
+    out = "file to write: .wav, .flac or .ogg (default: play it, or write it where nothing plays)"
+    add_flag(sound, "--out", out, Path)
+    stream = "write WAV to stdout instead, sentence by sentence; the log is on stderr"
+    add_switch(sound, "--stream", stream)
+    flags.add_option(parser, "--speed", "speed", "2 is twice as fast")
+    options = parser.parse(argv)
+    if options.text is not None and options.text_file is not None:
+        raise ConfigError("a text and --text-file were both given. Leave out one of them.")
+    return options
+
+
+def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
+    options = parse(argv, prog)
+    with sound_on_stdout() if options.stream else nullcontext() as pipe:
+        text = read_text(options.text, options.text_file)
+        from myxtts.speak.player import Speaker
+        from myxtts.speak.voices import open_speaker
+        from myxtts.tasks.tts.speech_file import sound_file, wav_stream
+
+        speaker: Speaker
+        if options.voice is not None and Path(options.voice, "checkpoints").is_dir():
+            # Imports TensorFlow, which takes seconds.
+            from myxtts.tasks.tts.run_speaker import RunSpeaker
+
+            speaker = RunSpeaker(Path(options.voice), {}, options.language)
+        else:
+            speaker = open_speaker(options.voice, text, options.language)
+        waves = speaker.speak(text, options.speaker or "", options.speed or 1.0)
+        if pipe is not None:
+            with wav_stream(pipe) as sound:
+                for wave in waves:
+                    sound.write(wave)
+            return 0
+        player = find_player() if options.out is None else None
+        word = re.search(r"[^\W_]+", text)
+        out = options.out or Path(f"{word[0].lower()[:40]}.wav" if word else "speech.wav")
+        with tempfile.TemporaryDirectory() if player else nullcontext() as folder:
+            path = Path(folder) / "speech.wav" if folder else out
+            with sound_file(path) as sound:
+                for wave in waves:
+                    sound.write(wave)
+            if player is None:
+                log.info("sound          %s", path)
+            elif subprocess.run([*player, str(path)], stderr=subprocess.DEVNULL).returncode:
+                shutil.copy(path, out)
+                log.info("sound          %s cannot play; it is in %s", player[0], out)
+    return 0
+
+
+def find_player() -> tuple[str, ...] | None:
+    """Return the program that plays sound on this machine; None without one or without a card."""
+    if sys.platform == "linux" and not any(Path("/dev/snd").glob("pcm*p")):
+        return None
+    return next((player for player in PLAYERS if shutil.which(player[0])), None)

@@ -1,0 +1,177 @@
+"""Voices by name: of the package `myxtts-voices`, of a checkout, and those that can be fetched.
+
+An index.json in a folder of voices lists them by name, each with its folder below that of the
+index, or a URL, from which it is fetched once into the user's cache:
+
+    {"en-woman": {"languages": ["en"], "speakers": ["woman"], "licence": "Apache-2.0",
+                  "consent": "synthetic: taught by …", "folder": "en-woman", "mb": 14.2,
+                  "url": "https://…", "sha256": "…"}}
+
+A voice's folder is one that `myxtts publish` writes; `onnx/` in it speaks. Without TensorFlow.
+"""
+
+import json
+import logging
+import shutil
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.files import cached_folder
+from myxtts.base.names import canonical_code
+from myxtts.base.published import CHECKSUMS, check_digest, named_files
+from myxtts.speak.chunks import FRONTEND
+from myxtts.speak.piper_voice import PiperVoice
+from myxtts.speak.player import ExportedSpeaker, Speaker, read_voice
+from myxtts.text.languages import letters_by_script, names_of, scripts_of
+
+PACKAGE = "myxtts_voices"  # of the wheel myxtts-voices
+CHECKOUT = Path(__file__).parents[2] / "voices" / PACKAGE
+INDEX = "index.json"
+TIMEOUT_S = 60.0
+TRAIN_ONE = "docs/guides/voices.md says how to train one, and --voice takes a folder."
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A voice of an index.
+
+    Attributes:
+        consent: whose voice it is, and what they have agreed to; or which voice has taught it.
+        folder: where it is installed; None if it has to be fetched.
+        sha256: of the file of checksums at the URL.
+    """
+
+    name: str
+    languages: tuple[str, ...]
+    licence: str
+    consent: str
+    speakers: tuple[str, ...] = ()
+    folder: Path | None = None
+    url: str = ""
+    sha256: str = ""
+    mb: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        """The folder of its export, which is fetched if it is not installed."""
+        folder = self.folder or cached_folder("voices", [self.url, self.sha256], self._fetch)
+        return folder / "onnx"
+
+    def _fetch(self, folder: Path) -> None:
+        log.info("fetching       %s, %.0f MB, from %s", self.name, self.mb, self.url)
+        sums = folder / CHECKSUMS
+        _download(f"{self.url}/{CHECKSUMS}", sums)
+        check_digest(self.url, sums, self.sha256)
+        for digest, name in named_files(sums):
+            if name.startswith("onnx/"):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                _download(f"{self.url}/{name}", folder / name)
+                check_digest(self.url, folder / name, digest)
+
+
+def _download(url: str, path: Path) -> None:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, open(path, "wb") as file:
+            shutil.copyfileobj(answer, file)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{url} cannot be fetched: {error}. Check the network, or give the folder of a voice"
+            " as --voice."
+        ) from error
+
+
+@cache
+def voices() -> dict[str, Voice]:
+    """Return all voices by name; those of the installed package before those of the checkout."""
+    found: dict[str, Voice] = {}
+    for folder in _folders():
+        for name, entry in json.loads((folder / INDEX).read_text("utf-8")).items():
+            found.setdefault(name, _voice(name, entry, folder))
+    return found
+
+
+def _folders() -> Iterator[Path]:
+    spec = find_spec(PACKAGE)
+    places = [*(spec.submodule_search_locations or ())] if spec else []
+    for folder in map(Path, dict.fromkeys([*places, str(CHECKOUT)])):
+        if (folder / INDEX).is_file():
+            yield folder
+
+
+def _voice(name: str, entry: dict, folder: Path) -> Voice:
+    own = folder / entry["folder"] if "folder" in entry else None
+    if own is not None and not (own / "onnx").is_dir():
+        own = None
+    return Voice(
+        name=name,
+        languages=tuple(entry["languages"]),
+        licence=entry["licence"],
+        consent=entry["consent"],
+        speakers=tuple(entry.get("speakers", ())),
+        folder=own,
+        url=entry.get("url", "").rstrip("/"),
+        sha256=entry.get("sha256", ""),
+        mb=entry.get("mb", 0.0),
+    )
+
+
+def voice_named(name: str) -> Voice:
+    """Return a voice of the index; raises ConfigError if there is none of this name."""
+    if name not in voices():
+        raise ConfigError(f"there is no voice {name!r}. {known_voices()} {TRAIN_ONE}")
+    return voices()[name]
+
+
+def voice_for(text: str, language: str | None) -> Voice:
+    """Return the first voice of a language, or else one in whose script most letters of the text
+    are, installed ones first. Raises ConfigError if there is none: no other voice stands in for it.
+    """
+    ordered = sorted(voices().values(), key=lambda voice: voice.folder is None)
+    if language is not None:
+        code = canonical_code(language).split("-")[0]
+        fitting = (voice for voice in ordered if code in _bases(voice.languages))
+        wanted = f"for --language {language}"
+    else:
+        letters = letters_by_script([text])
+        script = letters.most_common(1)[0][0] if letters else "Latn"
+        fitting = (voice for voice in ordered if script in scripts_of(voice.languages[0]))
+        wanted = f"for a text in {names_of([script])} letters"
+    if (voice := next(fitting, None)) is None:
+        raise ConfigError(f"there is no voice {wanted}. {known_voices()} {TRAIN_ONE}")
+    return voice
+
+
+def open_speaker(voice: str | None, text: str, language: str | None) -> Speaker:
+    """Open the voice that is named, or else one for the text, and say in the log what it is.
+
+    Args:
+        voice: name of an index, an exported folder, or a file *.onnx of this project or of Piper.
+    """
+    path = Path(voice or "")
+    if voice is None or voice in voices():
+        found = voice_for(text, language) if voice is None else voice_named(voice)
+        log.info("voice          %s: %s; %s", found.name, found.licence, found.consent)
+        log.info("               the speech is synthetic")
+        return ExportedSpeaker(found.path)
+    if not path.exists():
+        voice_named(voice)
+    graph, document = read_voice(path)
+    if FRONTEND in document:
+        return ExportedSpeaker(path)
+    return PiperVoice(graph, document)
+
+
+def known_voices() -> str:
+    names = [f"{voice.name} ({' '.join(voice.languages)})" for voice in voices().values()]
+    return f"There are {', '.join(names)}." if names else "No voice is installed."
+
+
+def _bases(languages: Iterable[str]) -> set[str]:
+    return {canonical_code(language).split("-")[0] for language in languages}

@@ -34,7 +34,7 @@ BUDGETS = {
     "corpus": 2100,
     "placement": 1120,
     "speak": 450,
-    "batches": 1400,
+    "batches": 1520,
     "checkpoints": 1000,
     "report": 1650,
     "tasks": 7050,

@@ -4,6 +4,10 @@
         setup = run.set_up(run.read_corpora())
         step = setup.make_step()
 
+What comes in are settings and the place to start from (`run.start`). On the main thread, in this
+order: TensorFlow's devices are configured, which works once for each process, and the workers meet
+(`open_run`). The corpora are read (`read_corpora`). The state is built and gets its first weights
+(`set_up`). What goes out is a TrainingSetup, which makes the step, the schedule and the pipelines.
 Training, the profiler and the preflight open a run in this way. Each stage needs the previous one.
 """
 
@@ -54,7 +58,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunCorpora:
-    """The corpora of a run, and the folder of caches and of rejected.csv: each worker has one."""
+    """The corpora of a run, and the folder of this worker for caches and rejected.csv."""
 
     training: Corpus
     held_out: Corpus | None
@@ -95,6 +99,12 @@ class OpenRun:
                 )
         return corpora
 
+    # First XLA is tried, before the long work. Then the network is built with weights of the seed
+    # or of a pretrained run, and implementations are chosen for the device by the size of its
+    # batches. The forecast of memory and the teacher come next: they may end the run, and nothing
+    # is written yet. The record is what every checkpoint will say of the run; its `start` is the
+    # digest of the very first weights. Then a resumed run restores its checkpoint. Last, the
+    # workers compare their weights: if they are equal now, they stay equal.
     def set_up(self, corpora: RunCorpora) -> "TrainingSetup":
         """Build the state of the run and give it its first weights.
 
@@ -116,8 +126,8 @@ class OpenRun:
         notes = tune(config, state, plan)
         load_teacher = teacher_loader(teacher, config, typical_sizes(plan))
 
-        # Whatever does not fit into memory is reported before the run folder is written: the
-        # forecast for the host here, and a teacher by loading it on its first device.
+        # Lack of memory is reported before the run folder is written: on the host by a forecast,
+        # and on the device of a teacher by loading it.
         memory = forecast_memory(
             config,
             plan,
@@ -155,7 +165,7 @@ class OpenRun:
 
 @contextmanager
 def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
-    """Configure the devices of a run and open its replicas, for as long as the scope lasts.
+    """Configure the devices of a run; open its replicas for as long as the scope lasts.
 
     Call it before the first tensor is made: TensorFlow configures devices once for each process.
     Raises PlacementError if the devices do not fit or the rendezvous of the workers failed,
@@ -181,7 +191,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
         placement, small_operations=task_of(config).has_small_operations(config), processes=workers
     )
     # A run without a choice of GPUs uses one of several. This is no mistake, since others may use
-    # the machine, but it should be known.
+    # the machine, but the user should know it.
     seen = settings.simulate_gpus or gpu_count
     if seen > 1 and not named_gpus(settings):
         by = f" by worker {cluster.index}" if cluster else ""
@@ -194,7 +204,7 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 
 
 def shared_settings(start: Start) -> dict[str, str]:
-    """Return what all workers must have in common: settings of the step, and the start."""
+    """Return the settings and the start that all workers must have in common."""
     values = start.config.model_dump(mode="json")
     shared = {}
     for setting in SETTINGS.values():
@@ -211,8 +221,8 @@ def load_run_corpora(
 ) -> RunCorpora:
     """Read the corpora of a run on one machine, without its devices.
 
-    Raises DataError if a corpus cannot be used, and ConfigError if nothing is held out for what is
-    to be observed. The folder gets caches and rejected.csv.
+    Raises DataError if a corpus cannot be used, and ConfigError if validation, samples or
+    evaluations are due but nothing is held out. The folder gets caches and rejected.csv.
     """
     config = start.config
     corpora = RunCorpora(
@@ -235,6 +245,10 @@ def load_run_corpora(
 @dataclass(frozen=True)
 class TrainingSetup:
     """A run before its first step.
+
+        setup = run.set_up(run.read_corpora())
+        step, schedule = setup.make_step(), setup.schedule
+        with setup.training_pipeline(synchronize=False).open_feed(Pass()) as feed:
 
     Attributes:
         implementation_notes: lines of the log on what the task chose for the model device, by name.
@@ -274,17 +288,17 @@ class TrainingSetup:
 
     @property
     def observer(self) -> str:
-        """The device that observes: a further one, or that of the first replica."""
+        """The device that observes: a further one, or else the first replica's."""
         return self.replicas.observer or self.replicas.device
 
     def make_step(self) -> Step:
         return make_step(self.config, self.state)
 
     def training_pipeline(self, synchronize: bool, **data_settings: Any) -> Pipeline:
-        """Make the pipeline of this process' training batches, with changes of settings of reading.
+        """Make the pipeline of this process' training batches; `data_settings` replace settings.
 
-        With `synchronize` it waits for the data device after each batch, so that times are those of
-        the work done.
+        With `synchronize` it waits for the data device after each batch, so that the times are true
+        on a GPU.
         """
         config, replicas = self.config, self.replicas
         return Pipeline(
@@ -317,7 +331,7 @@ def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
 
 
 def typical_sizes(plan: Plan) -> dict[str, int]:
-    """Return the dimensions of batches of medium length, by which implementations are chosen."""
+    """Return the dimensions of batches of medium length, to choose implementations by."""
     rows, samples, tokens = plan.shape(len(plan.bounds) // 2)
     return {"batch": rows, "frames": frame_count(samples), "tokens": tokens}
 
@@ -351,7 +365,7 @@ def make_step(config: Config, state: TrainingState) -> Step:
 
 
 def run_record(config: Config, corpus: Corpus, vocabulary: Vocabulary, **more: Any) -> Record:
-    """Return what a checkpoint records of a run that trains on a corpus, and more values of it."""
+    """Return the record of a run that trains on a corpus, with `more` values."""
     return Record(
         settings=config,
         symbols=vocabulary.symbols.symbols,
@@ -366,7 +380,7 @@ def run_record(config: Config, corpus: Corpus, vocabulary: Vocabulary, **more: A
 
 
 def selection_of(config: Config) -> str:
-    """Return what the best checkpoint is chosen by, with all settings that change such scores."""
+    """Name the figure that chooses the best checkpoint, with all settings that change it."""
     select_by = config.run.select_by
     if select_by == "loss":
         return select_by
@@ -388,8 +402,8 @@ def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Sched
         total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
         log_every=config.run.log_every,
         checkpoint_every=config.run.checkpoint_every,
-        # The rate falls over the whole length, whatever stop_at_step is: the jobs after a warm
-        # start continue it.
+        # The rate falls over the whole length, even if stop_at_step ends the run before: jobs that
+        # start from its checkpoint continue the fall.
         learning_rate=lambda step: schedule.learning_rate(
             step, total, peak, training.warmup_steps, training.final_lr_ratio
         ),

@@ -38,7 +38,7 @@ BUDGETS = {
     "checkpoints": 1000,
     "report": 1650,
     "tasks": 7050,
-    "run": 3740,
+    "run": 3790,
     "trial": 2980,
     "commands": 850,
     "extras": 7420,

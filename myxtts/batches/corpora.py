@@ -129,7 +129,9 @@ def _rows_of(
 ) -> tuple[Rows, Rows, list[RejectedRow], list[RejectedRow]]:
     """Return the rows to train on and to validate on, the malformed and the excluded rows."""
     data = config.data
-    corpus = data.train_data if data.train_data is not None else ensure_demo_corpus()
+    corpus: str | Path | None = data.train_data
+    if corpus is None:
+        corpus = ensure_demo_corpus()
     train, validation, malformed = read_rows(
         data, corpus, data.validation_fraction, config.training.seed, needs_text
     )
@@ -236,7 +238,9 @@ def corpus_folder(corpus: str | Path | None) -> Path:
 def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, **shared: Any) -> Plan:
     """Plan the batches of a manifest as the settings say; `shared` is how replicas share steps."""
     return Plan(
-        *(manifest.samples, manifest.token_counts, manifest.speaker),
+        manifest.samples,
+        manifest.token_counts,
+        manifest.speaker,
         bounds=bounds,
         batch_size=config.data.batch_size,
         batch_seconds=config.data.batch_seconds,

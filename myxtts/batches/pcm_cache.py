@@ -83,8 +83,8 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
             if zlib.crc32(found.data) != checksums[row]:
                 text = "%s is damaged where it has %s, which is read instead"
                 log.warning(text, path, manifest.paths[row])
-                place = len(found), int(manifest.starts[row])
-                found = decoded[row] = _read(manifest.paths[row], *place)
+                start = int(manifest.starts[row])
+                found = decoded[row] = _read(manifest.paths[row], len(found), start)
             is_intact[row] = True
         return found
 
@@ -127,15 +127,16 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
     file.truncate(0)
     checksums = np.zeros(len(manifest), CHECKSUM)
     before = _stamps(manifest)
-    columns = manifest.paths, manifest.samples.tolist(), manifest.starts.tolist()
-    utterances = list(zip(*columns, strict=True))
+    paths = list(manifest.paths)
+    samples, starts = manifest.samples.tolist(), manifest.starts.tolist()
     with (
         ThreadPoolExecutor(workers) as pool,
-        tqdm(total=len(utterances), desc="decode", unit="utt", disable=None) as bar,
+        tqdm(total=len(paths), desc="decode", unit="utt", disable=None) as bar,
     ):
-        for begin in range(0, len(utterances), CHUNK_UTTERANCES):
-            chunk = utterances[begin : begin + CHUNK_UTTERANCES]
-            for row, wave in enumerate(pool.map(lambda place: _read(*place), chunk), begin):
+        for begin in range(0, len(paths), CHUNK_UTTERANCES):
+            chunk = slice(begin, begin + CHUNK_UTTERANCES)
+            waves = pool.map(_read, paths[chunk], samples[chunk], starts[chunk])
+            for row, wave in enumerate(waves, begin):
                 file.write(wave.tobytes())
                 checksums[row] = zlib.crc32(wave.data)
                 bar.update()

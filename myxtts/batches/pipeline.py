@@ -100,18 +100,15 @@ class Pipeline:
         for index, route in enumerate(routes):
             routes_of.setdefault(route.data_devices, []).append(index)
         self._indices = list(routes_of.values())
-        self._groups = [
-            [
-                Producer(
-                    PassReader(
-                        *(plan_pass, reader, device, [first_replica + index for index in indices])
-                    ),
-                    *(extractor, device, len(indices), routes[indices[0]], synchronize),
-                )
-                for device in data_devices
-            ]
-            for data_devices, indices in routes_of.items()
-        ]
+        self._groups = []
+        for data_devices, indices in routes_of.items():
+            replicas = [first_replica + index for index in indices]
+            group = []
+            for device in data_devices:
+                read = PassReader(plan_pass, reader, device, replicas)
+                route = routes[indices[0]]
+                group.append(Producer(read, extractor, device, len(indices), route, synchronize))
+            self._groups.append(group)
         self.producers = list(chain.from_iterable(self._groups))
 
     def planned(self, corpus_pass: Pass) -> Iterator[PlannedBatch]:

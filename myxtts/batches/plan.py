@@ -348,8 +348,14 @@ class Plan:
         real = np.bincount(bucket, self.samples[epoch.order], count)
         padded = np.bincount(epoch.step_bucket, self.padded_samples(epoch), count)
         padding = 1 - real / np.maximum(padded, 1)
-        columns = (self.bounds, self.batch_sizes.max(axis=1), utterances, padding)
-        return [row for row in zip(*map(np.ndarray.tolist, columns), strict=True) if row[2]]
+        rows = zip(
+            self.bounds.tolist(),
+            self.batch_sizes.max(axis=1).tolist(),
+            utterances.tolist(),
+            padding.tolist(),
+            strict=True,
+        )
+        return [row for row in rows if row[2]]
 
 
 class Pass(NamedTuple):

@@ -150,8 +150,9 @@ def rows_from_members(
         contents = read_members([member for member in map(member_of, paths) if member], read)
         for place, path, content in zip(places, paths, contents, strict=True):
             row, begin, count = rows[place], starts[place], samples[place]
-            where = int(manifest.samples[row]), MAX_RECORDING_S, int(manifest.starts[row])
-            batch[place, :count] = read_pcm(path, *where, content)[begin : begin + count]
+            length, start = int(manifest.samples[row]), int(manifest.starts[row])
+            wave = read_pcm(path, length, MAX_RECORDING_S, start, content)
+            batch[place, :count] = wave[begin : begin + count]
         return batch
 
     return rows_by_numpy(load)

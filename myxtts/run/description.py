@@ -69,7 +69,9 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     config, state, schedule = setup.config, setup.state, setup.schedule
     training, plan = config.training, setup.corpora.training.plan
     total, steps = schedule.total_steps, plan.steps_per_epoch
-    precision = training.precision if training.tf32 else f"{training.precision} without TF32"
+    precision: str = training.precision
+    if not training.tf32:
+        precision += " without TF32"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
     # The batches in flight: one is about to enter the feed, a step takes its microbatches, and
     # further ones are handed over ahead. They leave the data device as soon as they are copied.
@@ -136,7 +138,9 @@ def _describe_step(setup: TrainingSetup) -> str:
         rows = f"({rows})"
     accumulation = setup.config.training.gradient_accumulation
     seconds = task_of(setup.config).segment_s(setup.config)
-    segments = "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
+    segments = ""
+    if seconds is not None:
+        segments = f", of each utterance a segment of {seconds:g} s"
     return (
         f"{utterances:.1f} utterances and {audio_s:.1f} audio seconds in {share}{accumulation} x"
         f" {rows} rows{of_each}{segments}"
@@ -302,5 +306,7 @@ def describe_fill(ready: int, depth: int, waited_s: float, timeout_s: float) -> 
     """Describe how many of `depth` batches are ready after a wait for all of them."""
     if ready == depth:
         return f"filled in {waited_s:.1f} s"
-    limit = " (--model-start-delay)" if waited_s >= timeout_s else ""
-    return f"{ready} of {depth} batches after {waited_s:.1f} s{limit}"
+    text = f"{ready} of {depth} batches after {waited_s:.1f} s"
+    if waited_s >= timeout_s:
+        text += " (--model-start-delay)"
+    return text

@@ -7,6 +7,7 @@ a message if the sum is more than the host has.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from math import ceil
 from typing import NamedTuple
 
@@ -80,13 +81,14 @@ def forecast_memory(
     wave_bytes = batch_bytes(extractor.inputs, largest)
     feature_bytes = batch_bytes(extractor.features, largest)
     # A teacher takes whole utterances, even if segments are cut out of them afterwards.
-    cut = {} if extractor.load_frozen else extractor.sizes
-    waves = cut.get("segment_samples", largest["samples"])
+    waves = largest["samples"]
+    if not extractor.load_frozen:
+        waves = extractor.sizes.get("segment_samples", waves)
     waves += ("reference_pcm" in extractor.inputs) * largest["reference_samples"]
     making = largest["batch"] * waves / SAMPLE_RATE_HZ * PRODUCE_BYTES
     activations = max(task_of(config).activation_bytes(config, size) for size in sizes)
     evaluating = _evaluation_bytes(config, parameters, largest["samples"])
-    data_devices = set().union(*(route.data_devices for route in routes))
+    data_devices = set(chain.from_iterable(route.data_devices for route in routes))
     host_producers = sum("CPU:" in device for device in data_devices)
     host_models = [route for route in routes if "CPU:" in route.model]
     # Batches of audio wait on the host while they are read ahead, for each data device. They also
@@ -94,7 +96,9 @@ def forecast_memory(
     read_ahead = data.num_workers + data.buffer_size
     audio = len(data_devices) * read_ahead + host_producers * data.prefetch_buffer_size
     # Without an observer, validation takes turns with the step, and only adds a snapshot.
-    observing = 4 * parameters if config.run.uses_held_out else 0.0
+    observing = 0.0
+    if config.run.uses_held_out:
+        observing = 4 * parameters
     if observer:
         audio += read_ahead
         observing += making + activations / KEPT_ARRAYS

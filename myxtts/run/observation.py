@@ -137,7 +137,9 @@ class Validation:
     ):
         def losses_of(batch):
             by_name, outputs = model(batch, training=False)
-            measured = make_metric().measure(batch, outputs) if make_metric else {}
+            measured = {}
+            if make_metric:
+                measured = make_metric().measure(batch, outputs)
             return tf.stack([by_name[name] for name in self._names]), measured
 
         self._minimised, self._device = model.LOSS_NAMES, device
@@ -178,7 +180,9 @@ class Validation:
                 total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         losses["loss"] = sum(losses[name] for name in self._minimised)
-        return losses | metric.result() if metric else losses
+        if metric:
+            losses |= metric.result()
+        return losses
 
 
 def make_validation(
@@ -432,7 +436,10 @@ class Observer:
                 " longer than the %d steps until it is due again. Every %d steps would be rare"
                 " enough (--validate-every, --sample-every, --evaluate-every); or choose another"
                 " device with --observer.",
-                *(format_duration(waited_s), step, due_step - step, rare_enough),
+                format_duration(waited_s),
+                step,
+                due_step - step,
+                rare_enough,
             )
         self._finish(result)
         return True

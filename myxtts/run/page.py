@@ -148,7 +148,8 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             observer.watch(feed)
         delay_s = config.data.model_start_delay
         waited_s = feed.wait_until_full(delay_s, lambda: stop.requested)
-        log.info("feed           %s", description.describe_fill(*feed.fill, waited_s, delay_s))
+        ready, depth = feed.fill
+        log.info("feed           %s", description.describe_fill(ready, depth, waited_s, delay_s))
 
         # Loop. The last checkpoint is on the disk before the run logs its times.
         clock = Clock(
@@ -199,7 +200,9 @@ def input_bound_warning_of(setup: TrainingSetup) -> InputBoundWarning:
     """Return the report that advises on long waits for batches."""
     routes = setup.replicas.routes
     # Advice to use another GPU is for one replica: several replicas use their GPUs already.
-    gpu_count = setup.gpu_count if len(routes) == 1 else 1
+    gpu_count = 1
+    if len(routes) == 1:
+        gpu_count = setup.gpu_count
     step, data, is_single = setup.state.step, setup.config.data, not setup.between_devices
     return InputBoundWarning(step, data, is_single, gpu_count, len(routes[0].data_devices))
 
@@ -209,8 +212,9 @@ def log_stop(stop: StopRequest, step: int) -> None:
     if not step:
         log.info("stopped        by %s before the first step: nothing was saved", stop.name)
         return
-    longer = " and a higher --patience" if stop.is_early else ""
-    resume = f"resume with --resume{longer}"
+    resume = "resume with --resume"
+    if stop.is_early:
+        resume += " and a higher --patience"
     log.info("stopped        by %s at step %d, after a checkpoint; %s", stop.name, step, resume)
 
 
@@ -232,7 +236,9 @@ def log_times(
         # On a single GPU nothing does, so the times of calls say nothing about the times of steps.
         on_gpu = setup.run.placement.on_gpu
         if setup.between_devices or not on_gpu:
-            ahead = HANDED_OVER_AHEAD + 1 if on_gpu else 0
+            ahead = 0
+            if on_gpu:
+                ahead = HANDED_OVER_AHEAD + 1
             variation = step_variation(clock.timeline.newest(), traced_s, ahead)
             assessment = replace(assessment, step_variation=variation)
         log.info("grade          %s", assessment.line)

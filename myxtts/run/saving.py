@@ -185,12 +185,16 @@ class Checkpoints:
             return f"none has a {self._figure.label} yet: the newest is used"
         name = checkpoint_files.checkpoint_of(self._folder, self.best.step).name
         line = f"{name}, {self._figure.label} {self.best.value:.4g}"
-        return f"{line}; then {self.since_best} no better" if self.since_best else line
+        if self.since_best:
+            line += f"; then {self.since_best} no better"
+        return line
 
     def best_with(self, step: int, value: float) -> Best | None:
         """Return the best checkpoint, given the figure's value at one more step."""
         sign = self._figure.sign
-        least = sign * self.best.value if self.best else math.inf
+        least = math.inf
+        if self.best:
+            least = sign * self.best.value
         return Best(step, value) if sign * value < least else self.best
 
     def record(self, state: TrainingState, step: int, value: float | None) -> None:
@@ -206,8 +210,9 @@ class Checkpoints:
         is_saved = checkpoint_files.checkpoint_of(self._folder, step).exists()
         if value is not None and is_saved:
             best = self.best_with(step, value)
-            self.since_best = 0 if best != self.best else self.since_best + 1
-            self.best = best
+            self.since_best += 1
+            if best != self.best:
+                self.best, self.since_best = best, 0
         chosen = {"best": self.best, "since_best": self.since_best}
         self._start(partial(self._write_result, step, chosen, self._needed_steps(state)))
 
@@ -294,8 +299,8 @@ def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
     state.audio_s_since_sync = record.audio_s_since_sync
     state.position = record.position
     if record.replicas != state.replicas.count:
-        counts = (state.replicas.count, record.replicas)
-        log.info("replicas       %d now, %d before: they share the rest of the epoch", *counts)
+        line = "replicas       %d now, %d before: they share the rest of the epoch"
+        log.info(line, state.replicas.count, record.replicas)
         state.position = state.position.after_resize(record.replicas)
     state.session_start = state.step, state.position
     state.pending_observations = record.pending_observations

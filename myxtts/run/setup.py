@@ -82,15 +82,18 @@ class OpenRun:
     def folder(self) -> RunFolder:
         """The folder for caches, log and metrics of this process; the chief's is the run's."""
         process, folder = self.replicas.process, self.start.folder
-        return RunFolder(folder.path / f"worker-{process}") if process else folder
+        if not process:
+            return folder
+        return RunFolder(folder.path / f"worker-{process}")
 
     def read_corpora(self) -> RunCorpora:
         """Read the corpora; raise DataError, also if the workers do not have the same."""
         start, count = self.start, self.replicas.count
         corpora = load_run_corpora(start, self.folder.path, count, first_shares(start, count))
         texts = corpora.training.teacher_rows
-        digests = {"corpus": corpora.training.manifest.fingerprint}
-        digests["--texts"] = texts.fingerprint if texts else NO_TEXTS
+        digests = {"corpus": corpora.training.manifest.fingerprint, "--texts": NO_TEXTS}
+        if texts:
+            digests["--texts"] = texts.fingerprint
         for name, digest in digests.items():
             if not self.replicas.all_equal(digest):
                 raise DataError(
@@ -128,29 +131,23 @@ class OpenRun:
 
         # Lack of memory is reported before the run folder is written: on the host by a forecast,
         # and on the device of a teacher by loading it.
+        teacher_parameters = 0
+        if teacher:
+            teacher_parameters = sum(array.size for array in teacher.weights().values())
         memory = forecast_memory(
             config,
             plan,
             replicas.routes,
             parameter_count(state.model),
             task_of(config).extractor(config, training=True, load_teacher=load_teacher),
-            sum(array.size for array in teacher.weights().values()) if teacher else 0,
+            teacher_parameters,
             replicas.observer if config.run.uses_held_out else "",
         )
         check_memory(memory)
         if load_teacher is not None:
             load_teacher(replicas.routes[0].data)
 
-        held_out = corpora.held_out
-        record = run_record(
-            *(config, corpora.training, corpora.vocabulary),
-            start=resumed.record.start if resumed else digest_of(dict(state.arrays(MODEL))),
-            held_out=held_out.manifest.fingerprint if held_out else None,
-            ancestor=start.ancestor,
-            teacher=teacher.source if teacher else None,
-            lexicon=dict(start.frontend.lexicon),
-            espeakng_loader=start.espeakng_loader,
-        )
+        record = self._record_of(corpora, state)
         if resumed is not None:
             corpus = corpora.training.manifest
             check_same_corpus(resumed.checkpoint, corpora.vocabulary, corpus, record.texts)
@@ -161,6 +158,25 @@ class OpenRun:
                 " the same run folder, or the same --init-from."
             )
         return TrainingSetup(self, corpora, state, record, memory, notes, load_teacher)
+
+    def _record_of(self, corpora: RunCorpora, state: TrainingState) -> Record:
+        """Return the record of the run, before a checkpoint is restored into its state."""
+        start, held_out = self.start, corpora.held_out
+        if start.resumed:
+            first_weights = start.resumed.record.start
+        else:
+            first_weights = digest_of(dict(state.arrays(MODEL)))
+        return run_record(
+            self.config,
+            corpora.training,
+            corpora.vocabulary,
+            start=first_weights,
+            held_out=held_out.manifest.fingerprint if held_out else None,
+            ancestor=start.ancestor,
+            teacher=start.teacher.source if start.teacher else None,
+            lexicon=dict(start.frontend.lexicon),
+            espeakng_loader=start.espeakng_loader,
+        )
 
 
 @contextmanager
@@ -180,7 +196,9 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
 def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
     """Plan the routes and set up TensorFlow's devices; raises as `open_run`."""
     settings, gpu_count = config.placement, devices.gpu_count()
-    rank, workers = cluster.place_on_host if cluster else (0, 1)
+    rank, workers = 0, 1
+    if cluster:
+        rank, workers = cluster.place_on_host
     placement = plan_routes(settings, gpu_count, rank, workers)
     replicas = len(placement.routes)
     if cluster is not None:
@@ -194,9 +212,12 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     # the machine, but the user should know it.
     seen = settings.simulate_gpus or gpu_count
     if seen > 1 and not named_gpus(settings):
-        by = f" by worker {cluster.index}" if cluster else ""
-        more = "; --model-gpus 0 1 uses more" if cluster else "; --placement auto measures more"
-        log.info("GPUs           1 of %d is used%s%s", seen, by, more if seen > workers else "")
+        by, more = "", "; --placement auto measures more"
+        if cluster:
+            by, more = f" by worker {cluster.index}", "; --model-gpus 0 1 uses more"
+        if seen <= workers:
+            more = ""
+        log.info("GPUs           1 of %d is used%s%s", seen, by, more)
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     tf.config.experimental.enable_tensor_float_32_execution(config.training.tf32)
@@ -211,8 +232,11 @@ def shared_settings(start: Start) -> dict[str, str]:
         if PER_MACHINE not in setting.marks:
             value = values[setting.section][setting.name]
             shared[f"{setting.section}.{setting.name}"] = str(value)
-    shared["checkpoint"] = start.resumed.checkpoint.path.name if start.resumed else "none"
-    shared["teacher"] = start.teacher.checkpoint.weights_digest if start.teacher else "none"
+    shared |= {"checkpoint": "none", "teacher": "none"}
+    if start.resumed:
+        shared["checkpoint"] = start.resumed.checkpoint.path.name
+    if start.teacher:
+        shared["teacher"] = start.teacher.checkpoint.weights_digest
     return shared
 
 
@@ -225,21 +249,22 @@ def load_run_corpora(
     evaluations are due but nothing is held out. The folder gets caches and rejected.csv.
     """
     config = start.config
-    corpora = RunCorpora(
-        *load_corpora(
-            *(config, folder, length_rule_of(config), start.vocabulary, replicas),
-            frontend=start.frontend,
-            shares=shares,
-        ),
+    training, held_out, vocabulary = load_corpora(
+        config,
         folder,
+        length_rule_of(config),
+        start.vocabulary,
+        replicas,
+        frontend=start.frontend,
+        shares=shares,
     )
-    if corpora.held_out is None and config.run.uses_held_out:
+    if held_out is None and config.run.uses_held_out:
         raise ConfigError(
             "validation, samples or evaluations were requested, but none of the"
-            f" {len(corpora.training.manifest)} utterances is held out. Give --val-data or a larger"
+            f" {len(training.manifest)} utterances is held out. Give --val-data or a larger"
             " --validation-fraction, or --validate-every 0 --sample-every 0 --evaluate-every 0."
         )
-    return corpora
+    return RunCorpora(training, held_out, vocabulary, folder)
 
 
 @dataclass(frozen=True)
@@ -398,8 +423,11 @@ def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Sched
     peak = training.learning_rate
     if training.scale_learning_rate:
         peak *= state.replicas.count
+    end = total
+    if training.stop_at_step is not None:
+        end = min(total, training.stop_at_step)
     return Schedule(
-        total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
+        total_steps=end,
         log_every=config.run.log_every,
         checkpoint_every=config.run.checkpoint_every,
         # The rate falls over the whole length, even if stop_at_step ends the run before: jobs that

@@ -65,15 +65,18 @@ class Start:
         if self.resumed:
             return self.resumed.record.frontend
         own = frontend_of(self.config.data)
-        return self._source.record.frontend.with_words(own.lexicon) if self._source else own
+        if self._source:
+            return self._source.record.frontend.with_words(own.lexicon)
+        return own
 
     @property
     def espeakng_loader(self) -> str:
         """The version of espeak-ng's package that makes phonemes of the run's texts, if any are."""
         if self.resumed:
             return self.resumed.record.espeakng_loader
-        has_phonemes = length_rule_of(self.config) and self.frontend.kind == "phonemes"
-        return espeak.installed_version() if has_phonemes else ""
+        if not length_rule_of(self.config) or self.frontend.kind != "phonemes":
+            return ""
+        return espeak.installed_version()
 
     @property
     def _source(self) -> TrainedRun | None:
@@ -103,10 +106,10 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
         config = apply_teacher_settings(config, teacher)
     pretrained = None
     if config.training.init_from is not None:
-        if resumed is None:
+        source = resumed
+        if source is None:
             pretrained = read_pretrained(local_run(config.training.init_from), folder.path)
-        source = pretrained.run if pretrained else resumed
-        assert source is not None
+            source = pretrained.run
         config = inherit_settings(config, source)
     if resumed is not None:
         config = keep_normaliser(config, resumed)
@@ -120,5 +123,6 @@ def first_shares(start: Start, replicas: int) -> Sequence[float]:
     shares = start.config.data.batch_shares
     if shares != "auto":
         return shares
-    recorded = start.resumed.record.batch_shares if start.resumed else ()
-    return recorded if len(recorded) == replicas else ()
+    if start.resumed and len(start.resumed.record.batch_shares) == replicas:
+        return start.resumed.record.batch_shares
+    return ()

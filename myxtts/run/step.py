@@ -188,12 +188,17 @@ class Step:
             shapes = tuple(spec.shape for spec in tf.nest.flatten(specs))
         key = function, shapes
         if key not in self._traced:
-            work = "the step" if function is self._finish else "the gradients of a microbatch"
-            each = ", for one shape of batches (--enable-static-shapes)" if shapes else ""
+            work = "the gradients of a microbatch"
+            signature: list[Any] = [specs]
+            if function is self._finish:
+                work = "the step"
+                signature.append(CONTROLS_SPEC)
+            each = ""
+            if shapes:
+                each = ", for one shape of batches (--enable-static-shapes)"
             on = " and ".join(self._state.replicas.devices)
             log.info("tracing        %s on %s%s: it takes seconds to minutes", work, on, each)
-            controls = [CONTROLS_SPEC] if function is self._finish else []
-            self._traced[key] = function.get_concrete_function(specs, *controls)
+            self._traced[key] = function.get_concrete_function(*signature)
             self.traced_s = time.perf_counter()
         return self._traced[key]
 
@@ -359,7 +364,9 @@ class Step:
         """
         optimizer = self._state.optimizer
         # The scale is copied first, because applying gradients may change it.
-        scale = tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
+        scale = 1.0
+        if is_scaled(optimizer):
+            scale = tf.identity(optimizer.dynamic_scale.value)
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)

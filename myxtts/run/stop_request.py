@@ -72,9 +72,9 @@ class StopRequest:
     @property
     def exit_code(self) -> int:
         """0, or 128 + the signal's number as in shells: 130 for Ctrl-C, 143 for SIGTERM."""
-        if self.is_early and not self.signal:
+        if not self.due() or (self.is_early and not self.signal):
             return 0
-        return 128 + (self.signal or signal.SIGTERM) if self.due() else 0
+        return 128 + (self.signal or signal.SIGTERM)
 
 
 @contextmanager

@@ -52,7 +52,9 @@ class Pretrained:
             ("languages", known.languages, vocabulary.languages),
         ):
             new = [name for name in now if name not in before]
-            names = f" ({join_names(new)})" if new else ""
+            names = ""
+            if new:
+                names = f" ({join_names(new)})"
             kept.append(f"{noun} {len(before)} kept, {len(new)} new{names}")
         return f"{self.run.path} step {self.run.record.step}: {', '.join(kept)}"
 
@@ -109,7 +111,9 @@ def load_pretrained(
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
         "languages": (known.languages, vocabulary.languages, 0),
     }
-    added = network.added_layers() if hasattr(network, "added_layers") else []
+    added: Sequence[keras.Layer] = ()
+    if hasattr(network, "added_layers"):
+        added = network.added_layers()
     added_paths = {v.path for v in chain.from_iterable(layer.variables for layer in added)}
     weights = dict(pretrained.weights)
     without_weights = added_paths.difference(weights)

@@ -35,7 +35,7 @@ BUDGETS = {
     "placement": 1120,
     "speak": 450,
     "batches": 1520,
-    "checkpoints": 1000,
+    "checkpoints": 1020,
     "report": 1650,
     "tasks": 7050,
     "run": 3790,

@@ -1,6 +1,6 @@
 """The folder of a run, and what other runs take from it: settings, vocabulary, networks.
 
-Without TensorFlow, which takes seconds to import, until a network is loaded.
+TensorFlow, which takes seconds to import, is not needed until a network is loaded.
 
 runs/<name>/
     config.yaml       resolved settings; loads back
@@ -52,7 +52,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A run and the one of its checkpoints that is used: by a resume, another run, or inference."""
+    """A run and the checkpoint of it that a resume, another run or inference uses.
+
+    run = TrainedRun.open(Path("runs/my_voice"))
+    weights = run.weights()
+    """
 
     path: Path
     checkpoint: Checkpoint
@@ -107,7 +111,7 @@ class TrainedRun:
 
     @property
     def source(self) -> Source:
-        """What checkpoints of other runs record of this one."""
+        """The entry for this run in the checkpoints of other runs."""
         weights = self.checkpoint.weights_digest
         return Source(run=str(self.path), step=self.record.step, weights=weights)
 
@@ -145,6 +149,9 @@ class VocoderChoice(NamedTuple):
     note: str = ""
 
 
+# The requested vocoder wins over the one of the voice's settings, and without either it is
+# Griffin-Lim. A file *.onnx only has to exist. A run has to be a vocoder, and to take mels of the
+# format that the voice makes. Each message says whether the user or the settings named the vocoder.
 def select_vocoder(
     voice: Path,
     settings: Config,
@@ -152,7 +159,7 @@ def select_vocoder(
     requested: str | Path | None = None,
     iterations: int | None = None,
 ) -> VocoderChoice:
-    """Choose the vocoder of a voice: the requested one, else that of its settings or Griffin-Lim.
+    """Choose the vocoder of a voice: as requested, else by its settings, else Griffin-Lim.
 
     Raises CheckpointError if the run has no checkpoint, is no vocoder, or its audio format is not
     the voice's; ConfigError if iterations were requested for another vocoder than Griffin-Lim.

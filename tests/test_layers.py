@@ -31,7 +31,7 @@ BUDGETS = {
     "audio": 1580,
     "text": 1730,
     "distributed": 860,
-    "corpus": 2100,
+    "corpus": 2140,
     "placement": 1120,
     "speak": 450,
     "batches": 1520,

@@ -1,4 +1,10 @@
-"""Rows -> manifest: checks every row, and keeps the result until something changes."""
+"""Rows -> manifest: checks every row, and keeps the result until something changes.
+
+What comes in are the rows of the metadata. If no file has changed since the last time, the manifest
+comes from the cache. Otherwise threads open every audio file and check its form and duration, and
+the main thread makes symbols of every text. What goes out are the usable rows as columns, their
+vocabulary, and the rejected rows with reasons.
+"""
 
 import hashlib
 import io
@@ -54,10 +60,10 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-# Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
+# A change of the columns or the checks must increase it, so that no older manifest is taken.
 CACHE_FORMAT = 7
 BEFORE = ".before.npz"  # the manifest that another one has replaced
-# More than cores, since they mostly wait for the disk.
+# There may be more threads than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8
 # Twice the frames of the longest utterance, which is more than its symbols.
 MAX_TEXT_CHARACTERS = 20_000
@@ -80,6 +86,11 @@ class _Audio(NamedTuple):
     native: bool
 
 
+# First the languages get one spelling. Then the key of the cache is computed: a digest of
+# everything that the manifest depends on, with the size and the times of every file. If it is equal
+# to the saved one, the result is there. Otherwise the audio is checked before the texts, since the
+# time that a text needs is compared with the length of its recording. The vocabulary comes last:
+# it holds what the usable rows have.
 def build_manifest(
     rows: Rows,
     data: DataConfig,
@@ -205,7 +216,7 @@ def _examine(
     data: DataConfig,
     files: tuple[Callable[[str], AudioHeader], Callable[[str], None]],
 ) -> _Audio | UnusableAudio:
-    """Check the file of a row; `files` are read_header and check_finite."""
+    """Check the file of a row; `files` are read_header and check_finite, which may be cached."""
     read_header, check_finite = files
     is_member = member_of(row.audio) is not None
     path = row.audio
@@ -222,22 +233,22 @@ def _examine(
         header = read_header(path)
         length = resampled_length(header.samples, header.rate_hz)
         start, samples = _stretch(row, length)
-        # Longer ones are rejected below, without decoding hours.
+        # Much longer stretches are rejected below, without decoding hours of sound.
         if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * SAMPLE_RATE_HZ:
             start, samples = _trimmed(path, start, samples, data.trim)
         if fault := duration_fault(samples, data):
             raise fault
-        # This reads all samples, and only those of 32 bits may be on any scale.
+        # This reads all samples. Only samples of 32 bits can be not finite, or on another scale.
         if header.wide:
             check_finite(path)
     except UnusableAudio as error:
         return error
-    # Of a native file all samples are decoded.
+    # Native decoding reads the whole file, which is wasted if the stretch is less than half of it.
     return _Audio(row, path, real_path, start, samples, header.native and 2 * samples >= length)
 
 
 def duration_fault(samples: int, data: DataConfig) -> UnusableAudio | None:
-    """Return what to raise of an utterance that is shorter or longer than the settings allow."""
+    """Return the error of an utterance that is shorter or longer than the settings allow."""
     # Rounded away from the limit, so that the message does not seem to contradict it.
     ms = 1000 * samples / SAMPLE_RATE_HZ
     if samples < data.min_seconds * SAMPLE_RATE_HZ:
@@ -305,7 +316,7 @@ def _usable_text(
 ) -> Iterator[tuple[_Audio, list[str]]]:
     """Yield the utterances whose text can be spoken and aligned, with their symbols.
 
-    At the end, log what of the texts is left to espeak-ng.
+    At the end, log the words that are left to espeak-ng.
     """
     left: Counter[str] = Counter()
     named: Counter[str] = Counter()
@@ -398,7 +409,7 @@ def _columns(
 
 
 def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
-    """Return a SHA-256 of what a manifest depends on: rows, arguments, sizes and times of files."""
+    """Return the SHA-256 of the rows, the arguments, and the sizes and times of all files."""
     known = _vocabulary_to_json(vocabulary) if vocabulary else None
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
@@ -437,8 +448,9 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
 
 
 def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
-    """Return in words how the rows of a corpus differ from those of a run with this fingerprint, if
-    their manifest is still there. It is put back, if that of another corpus has replaced it.
+    """Return in words how a corpus differs from the rows of a run with this fingerprint.
+
+    The run's manifest must still be there. If another corpus has replaced it, it is put back.
     """
 
     def rows(manifest: Manifest) -> list[str]:

@@ -1,7 +1,10 @@
 """Reads the metadata of a corpus: the audio file, text, speaker and language of each row.
 
-The first reader of the group `corpora` (`base/plugins`) that takes a corpus reads it. A folder of
-audio needs no metadata for a task that needs no texts. docs/guides/data.md lists all forms.
+What comes in is the name of a folder, a file or a URL. The first reader of the group `corpora`
+(`base/plugins`) that takes it reads it. Then placeholders are answered, and each audio file is
+looked for. What goes out are rows that name existing files as far as possible; no sound is opened
+yet. A folder of audio needs no metadata for a task without texts. docs/guides/data.md lists all
+forms.
 """
 
 import csv
@@ -84,8 +87,8 @@ def read_corpus(
     """Read the rows of a corpus. Raises DataError if it cannot be read, or has another form.
 
     Args:
-        corpus: its folder, URL or metadata file; of a folder with several, that called `preferred`.
-        language: of rows without a language.
+        corpus: its folder, URL or metadata file; a folder may have several: see `preferred`.
+        language: the language of rows without one.
         root: folder to which the paths in tables are relative, by default the folder of the file.
             The audio of lines without a header is searched there first.
         columns: names of the columns of files without a header.
@@ -144,6 +147,8 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     With a fraction above 0 and at least two ids, each part has at least one.
     """
 
+    # A row's rank depends on its id alone. So a row that is added or moved changes no other rank,
+    # and rows with equal ids are never divided.
     def rank(id_: str) -> bytes:
         text = f"{seed}:{id_}".encode(errors="surrogateescape")
         return hashlib.blake2b(text, digest_size=RANK_BYTES).digest()

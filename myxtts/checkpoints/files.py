@@ -160,8 +160,9 @@ class Record(_Section):
     def frontend(self) -> TextFrontend:
         """The frontend that made symbols of the texts that the run was trained on."""
         data = self.settings.data
-        chain = data.text_frontend, data.text_normaliser, self.lexicon, self.espeakng_loader
-        return TextFrontend(*chain)
+        return TextFrontend(
+            data.text_frontend, data.text_normaliser, self.lexicon, self.espeakng_loader
+        )
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -28,7 +28,9 @@ def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | Non
     recorded = resumed.record.teacher if resumed else None
     path = config.teacher.teacher
     if resumed and (recorded is None) != (path is None):
-        had = f"--teacher {recorded.run}" if recorded else "none"
+        had = "none"
+        if recorded:
+            had = f"--teacher {recorded.run}"
         raise CheckpointError(
             f"--teacher {path} was given, but {resumed.checkpoint.path} was trained with {had}."
             " Take all settings from the run with --config, or start another one with --run."
@@ -38,7 +40,8 @@ def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | Non
     name = None
     if recorded is not None:
         checkpoint = checkpoint_of(Path(path) / "checkpoints", recorded.step)
-        name = checkpoint.name if checkpoint.exists() else None
+        if checkpoint.exists():
+            name = checkpoint.name
     teacher = TrainedRun.open(Path(path), name)
     if resumed and recorded and teacher.checkpoint.weights_digest != recorded.weights:
         raise CheckpointError(

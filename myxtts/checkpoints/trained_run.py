@@ -99,7 +99,9 @@ class TrainedRun:
     def newest(cls, path: Path) -> "TrainedRun | None":
         """Open a run at its newest checkpoint; None if it has no checkpoint."""
         newest = latest(path / "checkpoints")
-        return None if newest is None else cls(path, Checkpoint.read(newest))
+        if newest is None:
+            return None
+        return cls(path, Checkpoint.read(newest))
 
     @property
     def record(self) -> Record:

@@ -53,7 +53,7 @@ class AudioFolder:
         if "\\" in name:
             return self.find(name.replace("\\", "/"))
         similar = self._by_stem(subfolder).get(_stem_of(file))
-        return os.path.join(subfolder, similar) if similar else None
+        return similar and os.path.join(subfolder, similar)
 
     def _list(self, subfolder: str) -> frozenset[str]:
         """The names in a subfolder; none if it is missing."""
@@ -83,8 +83,7 @@ def suffix_of(name: str) -> str:
 
 def _stem_of(name: str) -> str:
     """Return a name in the Unicode form NFC, without the suffix of an audio file."""
-    stem = name[: -len(suffix)] if (suffix := suffix_of(name)) else name
-    return stem if stem.isascii() else unicodedata.normalize("NFC", stem)
+    return unicodedata.normalize("NFC", name[: len(name) - len(suffix_of(name))])
 
 
 def audio_subfolders(folder: Path) -> list[Path]:

@@ -122,10 +122,10 @@ def build_manifest(
     # Characters need no language, so that any name is one.
     spell = canonical_code if length_rule and frontend.kind == "phonemes" else canonical_name
     codes = {row.language: spell(row.language) for row in rows.rows}
-    earlier = vocabulary.languages if vocabulary else ()
     # An earlier run keeps its spelling.
-    known = {spell(name): name for name in earlier}
-    codes = {name: known.get(code, code) for name, code in codes.items()}
+    if vocabulary:
+        known = {spell(name): name for name in vocabulary.languages}
+        codes = {name: known.get(code, code) for name, code in codes.items()}
     spelled = RowTuple(row._replace(language=codes[row.language]) for row in rows.rows)
     rows = rows._replace(rows=spelled)
     key = ""
@@ -138,8 +138,7 @@ def build_manifest(
     rejected: list[RejectedRow] = []
 
     def reject(row: Row, reason: str, detail: str) -> None:
-        place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
-        rejected.append(RejectedRow(*place, reason, shortened(detail)))
+        rejected.append(rows.rejecting(row, reason, detail))
 
     audio = _usable_audio(rows, reject, data, workers)
     usable = [(utterance, list[str]()) for utterance in audio]
@@ -265,7 +264,9 @@ def _stretch(row: Row, length: int) -> tuple[int, int]:
     if row.end_s is None and not row.start_s:
         return WHOLE, length
     start = round(row.start_s * SAMPLE_RATE_HZ)
-    end = length if row.end_s is None else round(row.end_s * SAMPLE_RATE_HZ)
+    end = length
+    if row.end_s is not None:
+        end = round(row.end_s * SAMPLE_RATE_HZ)
     if end - length > MAX_EXCESS_S * SAMPLE_RATE_HZ or start >= min(end, length):
         stretch = f"{row.start_s:.3f} s to {end / SAMPLE_RATE_HZ:.3f} s"
         detail = f"{stretch}, but the file has {length / SAMPLE_RATE_HZ:.3f} s"
@@ -410,13 +411,14 @@ def _columns(
 
 def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
     """Return the SHA-256 of the rows, the arguments, and the sizes and times of all files."""
-    known = _vocabulary_to_json(vocabulary) if vocabulary else None
+    known = vocabulary and _vocabulary_to_json(vocabulary)
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
 
     def stamp_of(row: Row) -> FileStamp | None:
-        member = member_of(row.audio)
-        return file_stamp(member.tar if member else os.path.join(rows.folder, row.audio))
+        if member := member_of(row.audio):
+            return file_stamp(member.tar)
+        return file_stamp(os.path.join(rows.folder, row.audio))
 
     for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files"):
         digest.update(json.dumps([row, stamp]).encode())
@@ -499,7 +501,7 @@ def _read(cache: Path) -> tuple[str, Manifest, Vocabulary, list[RejectedRow]] | 
         return None
     symbols, speakers, languages = document["tables"]
     vocabulary = Vocabulary(SymbolTable(tuple(symbols)), tuple(speakers), tuple(languages))
-    rejected = [RejectedRow(*row) for row in document["rejected"]]
+    rejected = [RejectedRow._make(row) for row in document["rejected"]]
     return document["key"], Manifest(**columns), vocabulary, rejected
 
 

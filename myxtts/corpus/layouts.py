@@ -51,7 +51,9 @@ def read_rows(
     metadata_train.csv, else a fraction of the training rows. Raises as `read_corpus`.
     """
     read = partial(read_as_configured, data, needs_text=needs_text)
-    folder = Path(train).parent if Path(train).name == "metadata_train.csv" else Path(train)
+    folder = Path(train)
+    if folder.name == "metadata_train.csv":
+        folder = folder.parent
     if data.val_data is not None:
         rows = read(train), read(data.val_data, preferred="metadata_eval.csv")
         if os.path.samefile(rows[0].metadata, rows[1].metadata):
@@ -156,9 +158,9 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     ranks = np.fromiter(map(rank, rows.rows.ids), f"S{RANK_BYTES}", len(rows.rows))
     ordered = np.unique(ranks)
     total = len(ordered)
-    count = min(max(round(fraction * total), 1), total - 1) if fraction > 0 and total else 0
     is_held_out = np.zeros(len(ranks), bool)
-    if count:
+    if fraction > 0 and total > 1:
+        count = min(max(round(fraction * total), 1), total - 1)
         is_held_out = ranks <= ordered[count - 1]
     return rows.where(~is_held_out), rows.where(is_held_out)._replace(rejected=())
 
@@ -194,8 +196,7 @@ def leave_out(listing: str | None, *corpora: Rows) -> tuple[list[Rows], list[Rej
         is_named = np.fromiter((name in reasons for name in rows.rows.ids), bool, len(rows.rows))
         kept.append(rows.where(~is_named))
         for row in rows.where(is_named).rows:
-            place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
-            excluded.append(RejectedRow(*place, "excluded", shortened(reasons[row.id])))
+            excluded.append(rows.rejecting(row, "excluded", reasons[row.id]))
     total = sum(len(rows.rows) for rows in corpora)
     if excluded and not kept[0].rows:
         raise DataError(

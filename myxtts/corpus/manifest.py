@@ -105,7 +105,9 @@ class Manifest:
     def joined_tokens(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return the tokens of some utterances, one after the other, int32."""
         tokens = self.tokens[flat_indices(self.token_start[rows], self.token_counts[rows])]
-        return tokens.astype(np.int32) if self.token_ids is None else self.token_ids[tokens]
+        if self.token_ids is None:
+            return tokens.astype(np.int32)
+        return self.token_ids[tokens]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -80,6 +80,11 @@ class Rows(NamedTuple):
         """Return the rows with True."""
         return self._replace(rows=self.rows.where(is_kept))
 
+    def rejecting(self, row: Row, reason: str, detail: str) -> RejectedRow:
+        """Return the entry of rejected.csv for a row of these."""
+        metadata = row.metadata or str(self.metadata)
+        return RejectedRow(metadata, row.line, shortened(row.audio), reason, shortened(detail))
+
 
 class CorpusOptions(NamedTuple):
     """A file or folder that exists, and how to read it; see `read_corpus`."""
@@ -156,8 +161,8 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
         values = +found[column] if is_named else +found[column] - Counter({"": len(rows)})
         if values:
             kinds = ", ".join(value or "nothing" for value in values)
-            place = values.total(), len(rows), metadata, kinds, column, answer
-            log.warning("%d of %d rows of %s have %s for a %s: %s", *place)
+            found_in = f"{values.total()} of {len(rows)} rows of {metadata}"
+            log.warning("%s have %s for a %s: %s", found_in, kinds, column, answer)
     for column in ("speaker", "language"):
         for names in alike({getattr(row, column) for row in filled}):
             line = "the %ss %s of %s differ in case, spaces or form only: give them one spelling"
@@ -187,5 +192,7 @@ def folders_of(audios: Iterable[str], folder: Path, root: Path | None) -> list[P
     if root is not None:
         return [root]
     absolute = [os.path.dirname(audio) for audio in audios if os.path.isabs(audio)]
-    common = [Path(os.path.commonpath(absolute))] if absolute else []
-    return [folder, *folder.absolute().parents[:2], *common]
+    folders = [folder, *folder.absolute().parents[:2]]
+    if absolute:
+        folders.append(Path(os.path.commonpath(absolute)))
+    return folders

@@ -74,7 +74,7 @@ def read_table(options: CorpusOptions) -> Layout | None:
     if metadata is None or metadata.name.lower().endswith(OTHER_SUFFIXES):
         return None
     table = _read_table(metadata, options.needs_text, options.columns)
-    rows = [row_of(*record, table, metadata) for record in table.records]
+    rows = [row_of(line, fields, table, metadata) for line, fields in table.records]
     folders = _audio_folders(table, rows, metadata, options.root)
     return Layout(table.form, metadata, rows, folders)
 
@@ -352,7 +352,9 @@ def meanings(names: Sequence[str], needs_text: bool) -> tuple[str, ...] | None:
     columns = tuple(used.get(name, "") for name in names)
     has_text = "text" in columns or "normalised text" in columns
     is_complete = "path" in columns and (has_text or not needs_text)
-    return columns if is_complete and len(list(filter(None, columns))) == len(used) else None
+    if not is_complete or len(list(filter(None, columns))) != len(used):
+        return None
+    return columns
 
 
 def _separator_of(line: str) -> str:
@@ -395,7 +397,9 @@ def _unquoted(field: str) -> str:
     """Return a field without its quotes, if it is quoted as in CSV."""
     inner = field[1:-1].replace('""', "")
     is_quoted = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner
-    return field[1:-1].replace('""', '"') if is_quoted else field
+    if not is_quoted:
+        return field
+    return field[1:-1].replace('""', '"')
 
 
 def row_of(line: int, fields: Sequence[Any], table: Table, metadata: Path) -> Row | RejectedRow:
@@ -419,15 +423,17 @@ def row_of(line: int, fields: Sequence[Any], table: Table, metadata: Path) -> Ro
             fault = f"the {meaning} should be a text, but is {value!r}"
             return malformed(metadata, line, path, shortened(fault))
     try:
-        times = _times(values)
+        start_s, end_s = _times(values)
     except ValueError as error:
         return malformed(metadata, line, path, f"no number of seconds: {error}")
     # Lines without a header have ids.
-    audio = path if table.header or suffix_of(path) else f"{path}.wav"
+    audio = path
+    if not (table.header or suffix_of(path)):
+        audio += ".wav"
     speaker, language = (values.get(meaning, "") for meaning in ("speaker", "language"))
     normalised = values.get("normalised text", "")
     text = values.get("text", normalised)
-    return Row(line, "", audio, text, speaker, language, *times, normalised=normalised)
+    return Row(line, "", audio, text, speaker, language, start_s, end_s, normalised=normalised)
 
 
 def _times(values: dict[str, str]) -> tuple[float, float | None]:
@@ -449,7 +455,9 @@ def _audio_folders(
     """Return the folders to search: ids are usually in a subfolder."""
     if table.separator == JSON:
         return folders_of([row.audio for row in rows], metadata.parent, root)
-    home = metadata.parent.parent if metadata.parent.name == "etc" else metadata.parent
+    home = metadata.parent
+    if home.name == "etc":
+        home = home.parent
     places = [root, home]
     if table.header:
         places = [root or metadata.parent]

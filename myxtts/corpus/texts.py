@@ -124,8 +124,10 @@ class TeacherRows:
 
 def _symbols(line: str, language: str, frontend: TextFrontend) -> list[str]:
     """Return the symbols of a sentence, none if it is too long or cannot be read."""
+    if len(line) > MAX_TEXT_CHARACTERS:
+        return []
     try:
-        return frontend.stages(line, language).symbols if len(line) <= MAX_TEXT_CHARACTERS else []
+        return frontend.stages(line, language).symbols
     except DataError:
         return []
 

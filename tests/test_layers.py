@@ -27,7 +27,7 @@ ROWS = (
 BUDGETS = {
     "devicefeed": 1250,
     "base": 1850,
-    "config": 1680,
+    "config": 1695,
     "audio": 1580,
     "text": 1730,
     "distributed": 860,
@@ -36,11 +36,11 @@ BUDGETS = {
     "speak": 450,
     "batches": 1520,
     "checkpoints": 1025,
-    "report": 1650,
+    "report": 1675,
     "tasks": 7050,
     "run": 3790,
     "trial": 2980,
-    "commands": 850,
+    "commands": 800,
     "extras": 7420,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}

@@ -43,6 +43,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     return parser.parse(argv)
 
 
+# Every placement of the GPUs is made from the times, its bound is computed by arithmetic, and the
+# shortest comes first. Nothing is measured, so this needs no GPU and no TensorFlow.
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     check_writable("--json", options.json_file)

@@ -1,4 +1,8 @@
-"""The schema as a flat table, from which command lines, messages and the documentation are made."""
+"""The schema as a flat table, from which command lines, messages and the documentation are made.
+
+At import, pydantic's JSON schema of each section is read, and each of its properties becomes a
+Setting. So a setting is written once, in `config.schema`.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,8 +29,10 @@ SCRIPTS: dict[str, str] = yaml.safe_load(
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting; `kind` is that of an item where `many` make a list, `allowed` is in words, and
-    `word` is a text that is allowed instead of a list or a number.
+    """One setting, as the schema has it.
+
+    If `many` values make a list, `kind` is the type of an item. `allowed` has the values in words,
+    and `word` is a text that is allowed instead of a list or a number.
     """
 
     section: str
@@ -149,12 +155,12 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def turned_off(config: Config, mark: Mark) -> Config:
-    """Return the settings with those of a mark turned off, such as OFF_IN_EVALUATION."""
+    """Return the settings, with all settings of a mark turned off, such as OFF_IN_EVALUATION."""
     return with_values(config, {setting.name: setting.off for setting in marked(mark)})
 
 
 def command_line(command: str) -> str:
-    """Return what a user types: in a checkout its script or `python -m myxtts NAME`."""
+    """Return the command line of a command: in a checkout its script or `python -m myxtts NAME`."""
     if not (Path(__file__).parents[2] / SCRIPTS["train"]).is_file():
         return f"myxtts {command}"
     return f"python {SCRIPTS.get(command, f'-m myxtts {command}')}"

@@ -96,6 +96,11 @@ class _Given(NamedTuple):
 _Source = dict[str, _Given]
 
 
+# Three sources are merged by the name of a setting: the file of --config with the files that it
+# builds on, then the flags, then what follows from them. Only then the values are validated, so a
+# flag can replace a wrong value of a file. What is inactive with these values gets its default, so
+# that two runs that train alike have equal settings. Giving it is an error, unless a flag or an
+# older version has made it inactive.
 def load(
     path: Path | None = None, overrides: Mapping[str, Any] | None = None, own: Collection[str] = ()
 ) -> Config:
@@ -109,8 +114,8 @@ def load(
     """
     in_file = _read(path) if path else {}
     by_flag = {name: _Given(value, flag_of(name)) for name, value in (overrides or {}).items()}
-    # A run has recorded all settings, not only those that the user gave: GPUs that a flag replaces,
-    # and settings that an earlier version did not know to be inactive.
+    # A run's config.yaml holds every setting, so it may name GPUs that a flag now replaces, and
+    # settings that were inactive.
     traces = [path.with_name(name) for name in (".lock", "checkpoints")] if path else []
     is_of_run = path is not None and path.name == RUN_CONFIG and any(map(Path.exists, traces))
     if is_of_run:
@@ -121,8 +126,7 @@ def load(
         if name not in URLS:
             check_local(given.value, given.where)
     config = _validated(merged)
-    # Needs are about validated values. What is inactive then gets its default, so that two runs
-    # that train alike have equal settings.
+    # Needs are about validated values, so these are validated before and after.
     inactive = set(_inactive(config, in_file, by_flag, own, is_of_run))
     if inactive:
         config = _validated({name: given for name, given in merged.items() if name not in inactive})
@@ -227,7 +231,7 @@ def _inactive(
         if name in own or setting.needs.names.intersection(own):
             continue
         if name in by_flag:
-            # A flag that turns off what is off by default is no mistake anywhere: `--vtlp 0`.
+            # A flag that turns off a setting that is off by default is never a mistake: `--vtlp 0`.
             is_mistake = value != setting.default or bool(value)
         else:
             # A file is wrong on its own account only if its values contradict each other.

@@ -52,8 +52,8 @@ class SynthesisOptions:
     speed: float = 1.0  # 2 halves every duration
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
-    # How much pitch and energy vary, as a fraction of that of people, and durations half of it; 0
-    # speaks their means, without noise in the mel.
+    # How much pitch and energy vary, as a fraction of how much they vary in people; durations vary
+    # by half of it. 0 speaks the means, without noise in the mel.
     variety: float = 1.0
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off

@@ -36,7 +36,7 @@ BUDGETS = {
     "speak": 450,
     "batches": 1520,
     "checkpoints": 1025,
-    "report": 1675,
+    "report": 1680,
     "tasks": 7050,
     "run": 3790,
     "trial": 2980,

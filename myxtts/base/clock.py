@@ -48,7 +48,9 @@ def step_variation(spans: Iterable[Span], traced_s: float, ahead: int) -> float 
             if end_s > traced_s and since_pause >= ahead:
                 times_s.append(span.end_s - end_s - pause_s)
             number, end_s, pause_s, since_pause = span.number, span.end_s, 0.0, since_pause + 1
-    return pstdev(times_s) / fmean(times_s) if len(times_s) > 1 else None
+    if len(times_s) < 2:
+        return None
+    return pstdev(times_s) / fmean(times_s)
 
 
 @dataclass
@@ -81,8 +83,9 @@ class Interval:
         """
         if self.wait_share < NO_WAIT:
             return "step"
-        is_read_bound = self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s)
-        return "read" if is_read_bound else "produce"
+        if self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s):
+            return "read"
+        return "produce"
 
     def metrics(self) -> dict[str, float | str]:
         """Return means over the interval, by their names in metrics.jsonl."""
@@ -263,4 +266,6 @@ def format_duration(seconds: float) -> str:
         if seconds >= shown_from_s:
             unit = larger
             count = seconds / size_s
-    return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"
+    if count < 9.95:
+        return f"{count:.1f} {unit}"
+    return f"{count:.0f} {unit}"

@@ -230,7 +230,9 @@ def locked_file(path: Path, wait: bool = True, lock: bool = True) -> Iterator[Bi
     The scope may rename or remove the file: whoever has waited for it then opens the file of that
     name anew. Without `wait`, raises BlockingIOError if another process or thread has the lock.
     """
-    mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    mode = fcntl.LOCK_EX
+    if not wait:
+        mode |= fcntl.LOCK_NB
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             with attach_path_to_errors(path):

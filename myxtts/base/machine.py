@@ -100,10 +100,9 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pa
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        version = 1 if controllers else 2
-        base = root / "sys/fs/cgroup"
+        version, base = 2, root / "sys/fs/cgroup"
         if controllers:
-            base /= controller
+            version, base = 1, base / controller
         folder = base / group.lstrip("/")
         # Up to the base only: a container may see its own group as the base.
         for ancestor in (folder, *folder.parents):

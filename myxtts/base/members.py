@@ -41,7 +41,9 @@ class Member(NamedTuple):
 def member_of(path: str) -> Member | None:
     """Return what an address says; None for the name of a file."""
     # Few of a million names are addresses, and the regular expression would take longer.
-    found = _MEMBER.fullmatch(path) if ".tar@" in path else None
+    if ".tar@" not in path:
+        return None
+    found = _MEMBER.fullmatch(path)
     return found and Member(found[1], int(found[2]), int(found[3]), found[4])
 
 

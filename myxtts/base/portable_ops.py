@@ -43,7 +43,9 @@ def stateless_uniform(shape, seed, low=0.0, high=1.0, dtype=tf.float32):
     GPU's: two copies in each draw, which wait for all that is queued on the GPU.
     """
     uniform = tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
-    return uniform if (low, high) == (0.0, 1.0) else uniform * (high - low) + low
+    if (low, high) == (0.0, 1.0):
+        return uniform
+    return uniform * (high - low) + low
 
 
 def stateless_normal(shape, seed):

@@ -170,7 +170,8 @@ class ChildProcess:
         if self._is_reaped:
             self._pipe.close()
             self._log.close()
-            complete += [partial] if partial else []
+            if partial:
+                complete.append(partial)
         self._partial = partial[-READ_BYTES:]
         # As on a terminal, text after a carriage return replaces the line.
         lines = [

@@ -60,7 +60,9 @@ def lines(stages: Stages, frontend: TextFrontend, language: str) -> Iterator[tup
     """Yield the name and the content of each stage, and the words that are left to espeak-ng."""
     yield "text", stages.text
     if frontend.kind == "phonemes":
-        by = description(language) if frontend.normaliser != "none" else "espeak-ng alone"
+        by = "espeak-ng alone"
+        if frontend.normaliser != "none":
+            by = description(language)
         yield "normalised", f"{stages.normalised} ({by})"
         yield "lexicon", f"{stages.lexicon} ({len(frontend.lexicon)} words)"
     yield frontend.kind, "".join(stages.symbols)

@@ -116,8 +116,9 @@ def _advice(name: str, command: str, flags: Collection[str]) -> str | None:
     renamed = flag_of(other_names()["renamed"].get(name, ""))
     if renamed in flags:
         return f": it was renamed to {renamed}."
-    texts = {"train": flag_of(name)} if name in SETTINGS else {}
-    texts |= other_names()["instead"].get(name, {})
+    texts = dict(other_names()["instead"].get(name, {}))
+    if name in SETTINGS:
+        texts = {"train": flag_of(name)} | texts
     for owners, text in sorted(texts.items(), key=lambda item: command not in item[0].split()):
         # A setting means the same in each command, but another flag may differ between commands.
         may_fit = command in owners.split() or owners == "train"

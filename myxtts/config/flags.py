@@ -88,7 +88,9 @@ def _allowed(form: dict[str, Any]) -> str:
         return f"a list of {_NOUNS[item['type']]}s{_bounds(item)}"
     if form["type"] in _NOUNS:
         return f"a {_NOUNS[form['type']]}{_bounds(form)}"
-    text = f"text that matches {form['pattern']}" if "pattern" in form else "text"
+    text = "text"
+    if "pattern" in form:
+        text += f" that matches {form['pattern']}"
     return {"null": "null", "boolean": "true or false", "string": text}[form["type"]]
 
 
@@ -102,7 +104,7 @@ def _bounds(form: dict[str, Any]) -> str:
 # Literal, a Field or an alias of both.
 def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section]) -> Setting:
     field = schema.model_fields[name]
-    value = form["anyOf"][0] if "anyOf" in form else form
+    value = form.get("anyOf", [form])[0]
     item = value.get("items", value)
     own_needs = (part for part in field.metadata if isinstance(part, Needs))
     own_marks = (part for part in field.metadata if isinstance(part, Mark))
@@ -168,5 +170,12 @@ def command_line(command: str) -> str:
 
 def join_names(names: Sequence[str]) -> str:
     """Return the first 16 names for a message, with a mark if there are more."""
-    ellipsis = ["…"] if len(names) > 16 else []
-    return ", ".join([*names[:16], *ellipsis])
+    shown = [*names[:16]]
+    if len(names) > 16:
+        shown.append("…")
+    return ", ".join(shown)
+
+
+def items_of(value: Any) -> Sequence[Any]:
+    """Return the items of a list; a single value is one item."""
+    return value if isinstance(value, list | tuple) else (value,)

@@ -112,12 +112,15 @@ def load(
         overrides: values of flags by the name of the setting; lists are tuples.
         own: settings that the caller sets later, so that others may need them.
     """
-    in_file = _read(path) if path else {}
     by_flag = {name: _Given(value, flag_of(name)) for name, value in (overrides or {}).items()}
     # A run's config.yaml holds every setting, so it may name GPUs that a flag now replaces, and
     # settings that were inactive.
-    traces = [path.with_name(name) for name in (".lock", "checkpoints")] if path else []
-    is_of_run = path is not None and path.name == RUN_CONFIG and any(map(Path.exists, traces))
+    in_file: _Source = {}
+    is_of_run = False
+    if path:
+        in_file = _read(path)
+        traces = (path.with_name(name) for name in (".lock", "checkpoints"))
+        is_of_run = path.name == RUN_CONFIG and any(map(Path.exists, traces))
     if is_of_run:
         in_file = _without_replaced_gpus(in_file, by_flag)
     merged = in_file | by_flag | _without_default_length(in_file, by_flag)
@@ -152,7 +155,9 @@ def json_schema() -> dict[str, Any]:
 def format_value(value: Any) -> str:
     """Return a value for a message: escaped, and cut."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+    if len(text) > SHOWN_CHARACTERS:
+        text = text[: SHOWN_CHARACTERS - 3] + "..."
+    return text
 
 
 def check_storable(text: str, where: str) -> None:
@@ -251,8 +256,7 @@ def _inactive(
 
 def _check_text(given: _Given) -> None:
     """Raise ConfigError for a text, or one of several, that is empty or begins with ~."""
-    texts = given.value if isinstance(given.value, list | tuple) else [given.value]
-    for text in texts:
+    for text in flags.items_of(given.value):
         if not isinstance(text, str):
             continue
         if text == "":
@@ -315,7 +319,9 @@ def _content(path: Path) -> _Mapping:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # ValueError: bytes that are not UTF-8, an escape of no character, !!int on a text.
         mark = getattr(error, "problem_mark", None)
-        place = f"{path}, line {mark.line + 1}" if mark else f"{path}"
+        place = str(path)
+        if mark:
+            place += f", line {mark.line + 1}"
         parts = getattr(error, "context", None), getattr(error, "problem", None)
         problem = ", ".join(filter(None, parts)) or " ".join(str(error).split())
         advice = "Save it as UTF-8." if isinstance(error, UnicodeError) else "Correct it."
@@ -365,7 +371,7 @@ def _invalid(setting: Setting, given: _Given) -> str:
     if setting.kind is str and isinstance(given.value, bool | int | float):
         return f"{message} Put it in quotes."
     former = other_names()["values"].get(setting.name, {})
-    for value in map(str, given.value if isinstance(given.value, tuple) else (given.value,)):
+    for value in map(str, flags.items_of(given.value)):
         near = nearest(value, setting.choices)
         if value in former:
             return f"{message} {former[value]}"

@@ -10,7 +10,7 @@ them. A section may have needs and marks for all of its settings.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -37,14 +37,14 @@ class Needs:
 
     def __and__(self, other: "Needs") -> "Needs":
         pairs = product(self.alternatives, other.alternatives)
-        return Needs(tuple(_joined(*pair) for pair in pairs))
+        return Needs(tuple(_joined(mine, others) for mine, others in pairs))
 
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(self.alternatives + other.alternatives)
 
     @property
     def names(self) -> set[str]:
-        return set().union(*self.alternatives)
+        return set(chain.from_iterable(self.alternatives))
 
     @property
     def text(self) -> str:

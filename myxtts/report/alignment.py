@@ -34,10 +34,11 @@ def judge_alignment(evidence: Iterable[float], short: Iterable[float]) -> tuple[
     words = (
         f"{explained:.0%} explained by the recordings, {in_one:.0%} of the tokens with one frame"
     )
-    grade = "fair" if in_one > MANY_SHORT else "good"
     if explained < LEAST_EVIDENCE or in_one > MOST_SHORT:
-        grade = "bad"
-    return grade, words
+        return "bad", words
+    if in_one > MANY_SHORT:
+        return "fair", words
+    return "good", words
 
 
 class AlignmentWarning:
@@ -52,7 +53,7 @@ class AlignmentWarning:
         if EVIDENCE not in metrics:
             return
         self._figures.append((metrics[EVIDENCE], metrics[SHORT]))
-        grade, words = judge_alignment(*zip(*self._figures, strict=True))
+        grade, words = self._judge()
         if step < CHECKED_STEP or self._has_warned or grade != "bad":
             return
         self._has_warned = True
@@ -64,5 +65,9 @@ class AlignmentWarning:
         """The alignment of the newest reports in words; empty without any."""
         if not self._figures:
             return ""
-        grade, words = judge_alignment(*zip(*self._figures, strict=True))
+        grade, words = self._judge()
         return f"{words} ({grade})"
+
+    def _judge(self) -> tuple[str, str]:
+        evidence, short = zip(*self._figures, strict=True)
+        return judge_alignment(evidence, short)

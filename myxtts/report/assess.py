@@ -10,12 +10,12 @@ batches, and to all-reduce its gradient, as in docs/reference/placement.md.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from myxtts.base.clock import NO_WAIT, Interval
 from myxtts.base.machine import core_count
-from myxtts.config.flags import SETTINGS, command_line
+from myxtts.config.flags import SETTINGS, command_line, items_of
 from myxtts.config.schema import DataConfig
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.placement.bound import analytic_bound, ring_all_reduce_s
@@ -164,7 +164,7 @@ class Assessment:
             changes.append(f"--model-gpus {gpus}{known}")
         if self.data_busy is None:
             if self.second_device and self.gains["dual"] >= MIN_GAIN:
-                changes.append("--data-gpu {} --model-gpu {}".format(*self.gpus))
+                changes.append(f"--data-gpu {self.gpus[0]} --model-gpu {self.gpus[1]}")
             return changes
         if self.gains["single"] < MIN_GAIN:
             changes.append("single placement, nearly as fast on one device")
@@ -212,7 +212,9 @@ class Assessment:
             text += f" Recommended: {'; or '.join(self.recommended)}."
         elif self.mean_s and self.data_busy is not None:
             text += " Recommended: this placement."
-        return f"{text} Note: {self.note}." if self.note else text
+        if self.note:
+            text += f" Note: {self.note}."
+        return text
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -254,7 +256,9 @@ def assess_run(
         data_busy = min(produce_s / producers / interval_s, 1.0)
         step_s = interval_s - total.wait_s / total.steps
         is_unseen &= total.wait_share < NO_WAIT and data_busy > ALWAYS_BUSY
-    read_s = waited_s + produce_s if total.bottleneck == "read" else 0.0
+    read_s = 0.0
+    if total.bottleneck == "read":
+        read_s = waited_s + produce_s
     means = {"read": read_s, "produce": produce_s, "transfer": 0.0, "step": step_s}
     return Assessment(
         interval_s=interval_s,
@@ -332,7 +336,7 @@ def flags_of(change: dict[str, Any]) -> str:
     for name, value in change.items():
         words.append(SETTINGS[name].flag)
         if value is not True:
-            words += map(str, value if isinstance(value, tuple) else (value,))
+            words += map(str, items_of(value))
     return " ".join(words)
 
 
@@ -347,7 +351,9 @@ class InputBoundWarning:
 
     def __init__(self, step: int, data: DataConfig, single: bool, devices: int, producers: int = 1):
         self._step = step
-        self._settings = data, single, devices, producers
+        self._candidates = partial(
+            candidates, data=data, single=single, devices=devices, producers=producers
+        )
         self._waited_steps = 0
         self._has_warned = False
 
@@ -367,7 +373,7 @@ class InputBoundWarning:
         slowest = metrics["bottleneck"]
         if metrics["blocked_s"] > UNEVEN_SHARE * metrics["step_s"]:
             slowest = "variation"
-        changes = candidates(slowest, *self._settings)
+        changes = self._candidates(slowest)
         log.warning(
             "long waits     for %d steps the model has waited for batches more than %.0f %% of the"
             " time, now %.0f %% (bottleneck: %s). Try, one at a time: %s; %s shows all stages.",

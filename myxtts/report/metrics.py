@@ -56,9 +56,13 @@ def parse_report(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         # The line is no UTF-8, no JSON, has NaN, or is nested too deeply.
         return None
-    step = report.get("step") if isinstance(report, dict) else None
+    if not isinstance(report, dict):
+        return None
+    step = report.get("step")
     is_report = type(step) is int and 0 <= step <= MAX_STEP
-    return report if is_report and all(map(_is_value, report, report.values())) else None
+    if not is_report or not all(map(_is_value, report, report.values())):
+        return None
+    return report
 
 
 def _reject(constant: str) -> NoReturn:
@@ -223,7 +227,8 @@ class Series:
         for step, low, total, high, count in self._rows:
             # A sum of large values may be infinite, for which JSON has no word; a mean is not.
             mean = min(max(total / count, low), high)
-            points.append(Point(int(step), *(float(f"{x:.5g}") for x in (mean, low, high))))
+            mean, low, high = (float(f"{value:.5g}") for value in (mean, low, high))
+            points.append(Point(int(step), mean, low, high))
         return points
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from myxtts.base.clock import MODEL, format_duration
 from myxtts.base.files import write_whole
-from myxtts.config.flags import SETTINGS
+from myxtts.config.flags import SETTINGS, items_of
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.devicefeed.times import Span, Timeline
@@ -106,7 +106,9 @@ def _trend(points: Sequence[Point]) -> tuple[str, str, str]:
     words = f"{100 * change:+.1f} % over {number(newest[-1].step - previous[-1].step)} steps"
     if abs(change) < FLAT:
         return "fair", "hardly", words
-    return ("good", "yes", words) if change < 0 else ("bad", "no", words)
+    if change < 0:
+        return "good", "yes", words
+    return "bad", "no", words
 
 
 def is_starving(history: History) -> Answer:
@@ -132,10 +134,12 @@ def is_starving(history: History) -> Answer:
 def is_aligned(history: History) -> Answer:
     """Answer by the newest reports of a voice."""
     question = "Does it know which sound is which?"
-    recent = [history.points(name)[-RECENT:] for name in (EVIDENCE, SHORT)]
-    if not all(recent) or history.step < CHECKED_STEP:
+    evidence, short = (history.points(name)[-RECENT:] for name in (EVIDENCE, SHORT))
+    if not evidence or not short or history.step < CHECKED_STEP:
         return Answer(question, "unknown", "too early")
-    grade, words = judge_alignment(*([point.mean for point in points] for points in recent))
+    grade, words = judge_alignment(
+        [point.mean for point in evidence], [point.mean for point in short]
+    )
     answer = {"good": "yes", "fair": "partly", "bad": "no"}[grade]
     return Answer(question, grade, f"{answer}: {words}")
 
@@ -144,7 +148,9 @@ def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
     """Answer in time, steps and utterances; `facts` is the content of run.json."""
     question = "How much longer?"
     step, total = history.step, facts.get("total_steps")
-    progress = f"step {number(step)} of {number(total)}" if total else f"step {number(step)}"
+    progress = f"step {number(step)}"
+    if total:
+        progress += f" of {number(total)}"
     if ended:
         state = "good" if total == step or not total else "fair"
         return Answer(question, state, ended, progress)
@@ -240,8 +246,9 @@ def changed_settings(config: Config) -> dict[str, str]:
     for setting in SETTINGS.values():
         value = setting.of(config)
         if value != setting.default and OF_FOLDER not in setting.marks:
-            values = value if isinstance(value, tuple) else (value,)
-            changed[setting.flag] = "" if value is True else " ".join(map(str, values))
+            changed[setting.flag] = ""
+            if value is not True:
+                changed[setting.flag] = " ".join(map(str, items_of(value)))
     return changed
 
 

@@ -108,7 +108,9 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
         f" {format_duration(total.wait_s)}, pauses {format_duration(sum(shown.values()))}"
     )
     kinds = ", ".join(f"{kind} {format_duration(pause_s)}" for kind, pause_s in shown.items())
-    return f"{line} ({kinds})" if kinds else line
+    if kinds:
+        line += f" ({kinds})"
+    return line
 
 
 @contextmanager

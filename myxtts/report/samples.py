@@ -130,7 +130,8 @@ def _size(picture: Path) -> list[int]:
 def _data_url(content: bytes, suffix: str) -> str:
     """Return a sound as MP3, or a picture as JPEG."""
     if suffix == ".wav":
-        return sound_url(*soundfile.read(io.BytesIO(content), dtype="float32"))
+        wave, rate_hz = soundfile.read(io.BytesIO(content), dtype="float32")
+        return sound_url(wave, rate_hz)
     compressed = io.BytesIO()
     from PIL import Image
 

@@ -26,21 +26,21 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1850,
-    "config": 1695,
+    "base": 1845,
+    "config": 1702,
     "audio": 1580,
     "text": 1730,
     "distributed": 860,
-    "corpus": 2150,
+    "corpus": 2153,
     "placement": 1120,
     "speak": 450,
-    "batches": 1520,
-    "checkpoints": 1025,
-    "report": 1680,
+    "batches": 1518,
+    "checkpoints": 1023,
+    "report": 1679,
     "tasks": 7050,
     "run": 3790,
     "trial": 2980,
-    "commands": 800,
+    "commands": 790,
     "extras": 7420,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}

@@ -61,6 +61,8 @@ class TrainedRun:
     path: Path
     checkpoint: Checkpoint
 
+    # Only the newest record knows which checkpoint is the best, so it is read first. If the best
+    # checkpoint was removed, the newest is used.
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> "TrainedRun":
         """Open a run at a checkpoint such as step-002000; by default at the best, or the newest.

@@ -221,6 +221,10 @@ def _without_default_length(in_file: _Source, by_flag: _Source) -> _Source:
     return {"max_steps": _Given(0, epochs.where)}
 
 
+# A setting without what it needs has no effect. This is a mistake of the user if a flag gives it
+# another value than the default, or if a file gives it and contradicts itself. It is no mistake if
+# a flag has changed what the setting of a file needs, or an older version wrote the file of a run.
+# Then the setting is yielded, to get its default.
 def _inactive(
     config: Config, in_file: _Source, by_flag: _Source, own: Collection[str], is_of_run: bool
 ) -> Iterator[str]:

@@ -29,6 +29,8 @@ SET = True
 UNSET = False
 
 
+# Needs are kept as alternatives, each a conjunction. So `a & b` joins every alternative of one with
+# every one of the other, and a message can name the alternative that lacks least.
 @dataclass(frozen=True)
 class Needs:
     """Conditions by the names of settings: `a & b` needs both, `a | b` one of them as a whole."""

@@ -190,6 +190,8 @@ def report_rejected(
     log.warning("%s", summary)
 
 
+# Threads examine the files, and this thread takes the results in the order of the rows. So the
+# first of two rows that name the same stretch is kept, whichever thread was faster.
 def _usable_audio(rows: Rows, reject: Reject, data: DataConfig, workers: int) -> list[_Audio]:
     usable: list[_Audio] = []
     line_of: dict[tuple[str, int, int], int] = {}

@@ -58,6 +58,10 @@ class Texts:
         digest.update(str(self.language).encode())
         return digest.hexdigest()
 
+    # The texts are sorted by length, so the texts that fit are a stretch of them. It ends with the
+    # longest that has at most MAX_LENGTH_RATIO times the tokens and fits into the batch. It begins
+    # at the same ratio below the utterance, or, if all texts there are shorter, below the longest.
+    # `uniform` chooses a place in the stretch.
     def near(self, counts: np.ndarray, longest: int, uniform: np.ndarray) -> np.ndarray:
         """Choose a text for the place of each utterance with so many tokens: int64 [places].
 

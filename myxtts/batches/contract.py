@@ -38,7 +38,6 @@ TTS_INPUTS = ASR_INPUTS | {
     "reference_samples": Field("int32", ("batch",)),
 }
 
-
 # A teacher may speak other texts than the utterances have. Losses still count each row as its
 # utterance, so these lengths travel along.
 TAUGHT_TTS_INPUTS = TTS_INPUTS | {

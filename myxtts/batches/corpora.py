@@ -224,8 +224,8 @@ def batch_exceeds_corpus_warning(corpus: Corpus) -> str:
     if asked <= len(corpus.manifest):
         return ""
     return (
-        f"the batch size, gradient accumulation and replicas ask for {asked} utterances in a step,"
-        f" but the corpus has {len(corpus.manifest)}: each step is the whole corpus"
+        f"--batch-size, --gradient-accumulation and the replicas ask for {asked} utterances in a"
+        f" step, but the corpus has {len(corpus.manifest)}: each step is the whole corpus"
     )
 
 

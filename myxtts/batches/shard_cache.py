@@ -18,7 +18,6 @@ from myxtts.base.members import Member, read_member
 # may use an eighth of the room left, until less than a hundredth of the limit is left.
 PARTS = 8
 
-
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +48,8 @@ class ShardCache:
                 write_whole(path, content)
         except OSError as error:
             self._is_full = True
-            log.warning("shards         nothing is kept in %s: %s", self._folder, error.strerror)
+            line = "shards         nothing is kept in %s (--shard-cache-gb): %s"
+            log.warning(line, self._folder, error.strerror)
         return content
 
     def _has_room(self, size: int) -> bool:

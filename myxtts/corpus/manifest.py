@@ -18,7 +18,6 @@ DIGEST_BYTES = 32
 CHUNK_ROWS = 256
 STRING_COLUMNS = ("ids", "paths", "texts")
 
-
 log = logging.getLogger(__name__)
 
 

@@ -41,7 +41,7 @@ from myxtts.devicefeed.handover import HandOver
 from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, launch_lock
 from myxtts.devicefeed.times import Span, Timeline
 from myxtts.report.reporter import TensorBoard
-from myxtts.run.schedule import EVALUATION, SAMPLES, VALIDATION
+from myxtts.run.schedule import EVALUATION, FLAGS, SAMPLES, VALIDATION
 from myxtts.run.setup import TrainingSetup, typical_sizes
 from myxtts.tasks import loading
 from myxtts.tasks.base import (
@@ -62,7 +62,6 @@ POLL_S = 0.002  # the waiting observer looks at the feed so often
 STOP_POLL_S = 0.1  # the waiting main thread looks for a request to stop so often
 
 TOLERATED_WAIT = 0.005  # fraction of the time between two observations that needs no warning
-
 
 Batches = Iterable[tuple[ProducedBatch, ...]]
 
@@ -432,13 +431,12 @@ class Observer:
             self._has_warned = True
             rare_enough = ceil((due_step - step) * (1 + waited_s / max(between_s, 1e-9)))
             log.warning(
-                "training waited %s for the observer, whose work on the weights of step %d takes"
-                " longer than the %d steps until it is due again. Every %d steps would be rare"
-                " enough (--validate-every, --sample-every, --evaluate-every); or choose another"
-                " device with --observer.",
-                format_duration(waited_s),
-                step,
+                "%s took longer than the %d steps to the next observation, and training waited %s."
+                " Use %s of at least %d, or another --observer.",
+                self._running,
                 due_step - step,
+                format_duration(waited_s),
+                join_and([FLAGS[part] for part in self._running.parts]),
                 rare_enough,
             )
         self._finish(result)

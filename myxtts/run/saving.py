@@ -34,7 +34,6 @@ from myxtts.run.state import TrainingState
 # A shorter wait for the previous checkpoint is not worth a warning: a copy takes as long.
 MIN_LOGGED_WAIT_S = 0.1
 
-
 log = logging.getLogger(__name__)
 
 

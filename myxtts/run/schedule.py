@@ -14,6 +14,7 @@ from myxtts.config.schema import RunConfig
 VALIDATION = "validation"
 SAMPLES = "samples"
 EVALUATION = "evaluation"
+FLAGS = {VALIDATION: "--validate-every", SAMPLES: "--sample-every", EVALUATION: "--evaluate-every"}
 
 
 @dataclass(frozen=True)

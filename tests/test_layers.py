@@ -38,7 +38,7 @@ BUDGETS = {
     "checkpoints": 1023,
     "report": 1679,
     "tasks": 7050,
-    "run": 3788,
+    "run": 3786,
     "trial": 2980,
     "commands": 790,
     "extras": 7420,

@@ -96,9 +96,7 @@ def forecast_memory(
     read_ahead = data.num_workers + data.buffer_size
     audio = len(data_devices) * read_ahead + host_producers * data.prefetch_buffer_size
     # Without an observer, validation takes turns with the step, and only adds a snapshot.
-    observing = 0.0
-    if config.run.uses_held_out:
-        observing = 4 * parameters
+    observing = 4 * parameters if config.run.uses_held_out else 0.0
     if observer:
         audio += read_ahead
         observing += making + activations / KEPT_ARRAYS
@@ -140,7 +138,7 @@ def check_memory(forecast: MemoryForecast) -> None:
 
 
 def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
-    """Return the extra bytes of an evaluation: one more network, and waves of so many samples."""
+    """Return the extra bytes of an evaluation: one more network, and waves of `samples` each."""
     run = config.run
     if not run.evaluate_every:
         return 0.0

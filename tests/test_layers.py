@@ -27,7 +27,7 @@ ROWS = (
 BUDGETS = {
     "devicefeed": 1250,
     "base": 1845,
-    "config": 1702,
+    "config": 1707,
     "audio": 1580,
     "text": 1730,
     "distributed": 860,

@@ -111,6 +111,9 @@ def advice_on_key(name: str) -> str | None:
     return advice and FLAG.sub(key, advice)
 
 
+# A renamed setting comes first. Then the texts of other_names.yaml are tried: those for this
+# command, then for `train`. A text fits if the command has all flags that it names. At last another
+# command is named that has something like it.
 def _advice(name: str, command: str, flags: Collection[str]) -> str | None:
     """Return what to use instead of a name with _ for -; None for a name in none of the tables."""
     renamed = flag_of(other_names()["renamed"].get(name, ""))

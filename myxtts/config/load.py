@@ -273,6 +273,8 @@ def _check_text(given: _Given) -> None:
         check_storable(text, given.where)
 
 
+# The files that a file lists are read first, each with its own list. `through` has the files on the
+# way here, so that a cycle is found. All unknown names of a file are reported together, with lines.
 def _read(path: Path, through: tuple[Path, ...] = ()) -> _Source:
     """Return what a file and the files that it lists set, by name; later files replace earlier."""
     content = _content(path)

@@ -77,9 +77,9 @@ class ObserverTest(unittest.TestCase):
             self.assertTrue(self.observer.wait(waiting))
         self.assertEqual([step for step, *_ in self.recorded], [2, 4, 6])
         self.assertEqual(len(logs.output), 1)
-        self.assertRegex(logs.output[0], "waited (10|20) s for the observer, .* of step 2 takes")
+        self.assertRegex(logs.output[0], "validation of step 2 took .* training waited (10|20) s")
         # Two steps later, after 1 s.
-        self.assertRegex(logs.output[0], "the 2 steps until .* Every (22|42) steps would be rare")
+        self.assertRegex(logs.output[0], "the 2 steps to .* --validate-every of at least (22|42),")
 
     def test_an_error_is_raised_between_two_steps_and_a_defect_keeps_its_cause(self):
         for error, expected in (

@@ -1,4 +1,8 @@
-"""Where the time of a run goes: steps, waits for batches, pauses, and producing."""
+"""Where the time of a run goes: steps, waits for batches, pauses, and producing.
+
+The main thread reports its waits, pauses and steps to a Clock, and hands over the times that each
+batch had in its producer. Out come the means of each interval between two reports.
+"""
 
 import math
 import time
@@ -14,15 +18,18 @@ from myxtts.devicefeed.times import Span, Timeline, Times
 FIRST_STEP = "first step"
 # Below this wait share, batches come as fast as the model takes them.
 NO_WAIT = 0.05
-# Of the producer's time. To get a batch that is ready costs up to a tenth of it on small batches.
+# Reading is the bottleneck if the producer waits for more than this share of its time. With small
+# batches, up to a tenth of its time goes into taking batches that are ready.
 READ_BOUND_SHARE = 0.2
 MODEL = "model"  # lane of the spans of the main thread
 SHORTEST_SPAN_S = 1e-4
 
 
+# Each step is timed from the end of its call to the end of the next call, minus the pauses between.
+# Three kinds of steps are left out: the first one, those before the newest tracing, and those right
+# after a pause, where the host runs ahead and its calls are short.
 def step_variation(spans: Iterable[Span], traced_s: float, ahead: int) -> float | None:
-    """Return the coefficient of variation of the time of a step, from the end of its call to the
-    end of the next, without pauses; None for less than two steps.
+    """Return the coefficient of variation of the times of steps; None for less than two steps.
 
     Args:
         traced_s: when TensorFlow last traced a step, which does not recur.
@@ -36,19 +43,19 @@ def step_variation(spans: Iterable[Span], traced_s: float, ahead: int) -> float 
             continue
         if span.kind not in ("step", "wait"):
             pause_s, since_pause = pause_s + span.end_s - span.start_s, 0
-        # What follows a step up to the next wait has its number.
+        # All spans of the main thread up to the next wait have the number of the step before.
         elif span.kind == "step" and span.number > number:
             if end_s > traced_s and since_pause >= ahead:
                 times_s.append(span.end_s - end_s - pause_s)
             number, end_s, pause_s, since_pause = span.number, span.end_s, 0.0, since_pause + 1
-    return pstdev(times_s) / fmean(times_s) if len(times_s) > 1 else None
+    if len(times_s) < 2:
+        return None
+    return pstdev(times_s) / fmean(times_s)
 
 
 @dataclass
 class Interval:
-    """The time between two reports. Of several producers, `read_s`, `produce_s` and `blocked_s` are
-    the means.
-    """
+    """The time between two reports; `read_s`, `produce_s`, `blocked_s` are means of producers."""
 
     steps: int = 0
     busy_s: float = 0.0  # of steps, with the waits for their batches and without pauses
@@ -76,8 +83,9 @@ class Interval:
         """
         if self.wait_share < NO_WAIT:
             return "step"
-        is_read_bound = self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s)
-        return "read" if is_read_bound else "produce"
+        if self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s):
+            return "read"
+        return "produce"
 
     def metrics(self) -> dict[str, float | str]:
         """Return means over the interval, by their names in metrics.jsonl."""
@@ -102,13 +110,17 @@ class Interval:
 class Clock:
     """Counts step, wait and pause time between two reports, and of the whole run.
 
+        with clock.wait():
+            batch = next(feed)
+        clock.finish_step(audio_s, padded_s, times)
+
     A pause (validation, checkpoint, samples) is not part of a step. Synchronize the device before
     `report` and `pause`, or work in flight is counted in the wrong place. `pauses_s` has the
     seconds of all pauses so far, by kind.
 
     Args:
         now: returns seconds of the same clock as the producer's times.
-        replicas: of this process; each wait is for so many batches.
+        replicas: number of replicas of this process; each wait is for so many batches.
         timeline: gets the spans of steps, waits, pauses and batches. The span of a step is what the
             main thread did between waits and pauses.
     """
@@ -165,8 +177,9 @@ class Clock:
         self._busy_since_s = end_s
 
     def finish_step(self, audio_s: float, padded_s: float, batches: Iterable[Times]) -> None:
-        """Count a step, given the seconds of speech of its batches, without and with padding, and
-        the times of its batches, in order for each producer.
+        """Count a step, with the times of its batches, in order for each producer.
+
+        `audio_s` and `padded_s` are the seconds of speech in them, without and with padding.
         """
         batches = list(batches)
         share = 1.0 / self._producers
@@ -181,6 +194,7 @@ class Clock:
         for times in batches:
             interval.read_s += share * (times.read_s - times.began_s)
             interval.produce_s += share * (times.produced_s - times.read_s)
+            # Between two batches a producer is blocked on its full queue, unless the run pauses.
             if times.producer in self._last_s:
                 last_s = self._last_s[times.producer]
                 began_s = times.began_s
@@ -252,4 +266,6 @@ def format_duration(seconds: float) -> str:
         if seconds >= shown_from_s:
             unit = larger
             count = seconds / size_s
-    return f"{count:.1f} {unit}" if count < 9.95 else f"{count:.0f} {unit}"
+    if count < 9.95:
+        return f"{count:.1f} {unit}"
+    return f"{count:.0f} {unit}"

@@ -84,9 +84,9 @@ def report_errors(program: Callable[[], int]) -> int:
 
 
 def _fixable(error: Exception) -> str | None:
-    """Return the message of a disk, the host or a device that is full; None for a defect."""
+    """Return the message for a full disk, host memory or device memory; None for a defect."""
     if isinstance(error, OSError) and error.errno in _FIXABLE:
-        # A rename names second what it could not write.
+        # An error of a rename has two names, and the second could not be written.
         file = error.filename2 or error.filename or "a file"
         remedy = "Check the free space, the permissions and the limits of the disk, or move it away"
         return f"{os.fsdecode(file)}: {error.strerror}. {remedy}."
@@ -135,8 +135,9 @@ class _Console(logging.Handler):
 
 
 def set_environment() -> None:
-    """Set what TensorFlow and CUDA read from the environment, unless the user has set it; and what
-    Keras reads when TensorFlow imports it, whatever the user has set for other projects.
+    """Set the variables that TensorFlow and CUDA read, unless the user has set them.
+
+    Variables of Keras are replaced, since the user has set them for other projects.
     """
     for name in [name for name in os.environ if name.startswith("KERAS_")]:
         del os.environ[name]

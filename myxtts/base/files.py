@@ -82,7 +82,8 @@ def write_json(path: Path, document: Any) -> None:
 
 def numbered_name(number: int, name: str) -> str:
     """Return the start of file names of an utterance: `3-chapter_1` of number 3, a/chapter_1.wav.
-    A long one is cut: most file systems take 255 bytes, with what follows.
+
+    A long name is cut, since most file systems take 255 bytes for the whole name.
     """
     stem = os.fsencode(Path(name).stem).decode(errors="replace")
     return f"{number}-{stem.encode()[:STEM_BYTES].decode(errors='ignore')}"
@@ -100,10 +101,14 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))
 
 
+# Readers see the old content or the new one, never a part. The bytes are on the disk before the
+# rename, so this also holds after a power cut. Two threads that write the same file have partial
+# files of their own, and the last rename wins.
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file under a temporary name; then flush it to the disk, and rename it to `path`. An
-    OSError names `path`, which is then unchanged.
+    """Yield a file under a temporary name; then flush it to the disk, and rename it to `path`.
+
+    An OSError names `path`, which is then unchanged.
     """
     partial = partial_file_of(path)
     try:
@@ -120,7 +125,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what killed processes left in a folder of files that they wrote."""
+    """Remove the partial files that killed processes left in a folder."""
     for partial in folder.glob(".*.partial"):
         if not is_being_written(partial):
             partial.unlink(missing_ok=True)
@@ -130,7 +135,7 @@ def is_being_written(partial: Path) -> bool:
     """Whether a partial file belongs to another process that is alive on this machine."""
     named = re.search(r"\.(\d+)-\d+\.partial\Z", partial.name)
     pid = int(named[1]) if named else 0
-    # In a container, a killed one often had the number of this one.
+    # In a container, a killed process often had the number of this one.
     if pid in (0, os.getpid()):
         return False
     try:
@@ -167,8 +172,9 @@ def cached_folder(kind: str, key: object, make: Callable[[Path], None]) -> Path:
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Make a folder that may exist, and its parents. Raises ConfigError, which names the flag that
-    chooses the folder, if it cannot be made, or files in it cannot.
+    """Make a folder that may exist, and its parents.
+
+    Raises ConfigError, which names the flag of the folder, if it or files in it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,9 +187,10 @@ def make_folder(folder: Path, flag: str) -> None:
 
 
 def check_writable(flag: str, path: Path | None) -> None:
-    """Check that a file can be written, before minutes of work. Raises ConfigError if the path of
-    the flag is a folder, a pipe or a device, which a file would replace, or its folder is missing
-    or cannot be written to.
+    """Check that a file can be written, before minutes of work.
+
+    Raises ConfigError if the path of the flag is a folder, a pipe or a device, which a file would
+    replace, or its folder is missing or cannot be written to.
     """
     if path is None:
         return
@@ -213,6 +220,9 @@ def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
+# A lock belongs to an open file, not to its name. While this process waits for the lock, its holder
+# may rename or remove the file. Then the lock is of no use, because others lock the new file of
+# that name. So after each wait the name is looked up, and the file is opened again if it differs.
 @contextmanager
 def locked_file(path: Path, wait: bool = True, lock: bool = True) -> Iterator[BinaryIO]:
     """Open a file, create it if missing, and lock it until the scope or the process ends.
@@ -220,7 +230,9 @@ def locked_file(path: Path, wait: bool = True, lock: bool = True) -> Iterator[Bi
     The scope may rename or remove the file: whoever has waited for it then opens the file of that
     name anew. Without `wait`, raises BlockingIOError if another process or thread has the lock.
     """
-    mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    mode = fcntl.LOCK_EX
+    if not wait:
+        mode |= fcntl.LOCK_NB
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             with attach_path_to_errors(path):

@@ -1,4 +1,4 @@
-"""What this machine lets the process use: processor cores, memory, threads. No TensorFlow.
+"""Processor cores, memory and threads that this process may use. No TensorFlow.
 
 Containers and batch systems limit cores and memory by control groups (Linux).
 """
@@ -22,8 +22,8 @@ MEMORY_FILES = {
 class ThreadPools(NamedTuple):
     """Threads of TensorFlow's two pools, which all logical devices share; None is one a core.
 
-    The intra-op pool splits one operation over several threads. The inter-op pool runs operations
-    that do not depend on each other, and those of tf.data.
+    The intra-op pool splits one operation over several threads. The inter-op pool runs independent
+    operations at the same time, and the operations of tf.data.
     """
 
     intra_op: int | None
@@ -31,9 +31,7 @@ class ThreadPools(NamedTuple):
 
 
 def automatic_pools(on_gpu: bool, cores: int, small_operations: bool) -> ThreadPools:
-    """Return the sizes that `auto` stands for; for small operations see
-    `Task.has_small_operations`.
-    """
+    """Return the sizes of `auto`; for small operations see `Task.has_small_operations`."""
     if on_gpu:
         return ThreadPools(None, None)
     # On up to 2 cores one thread computes each small operation: to split it over two threads costs
@@ -77,8 +75,9 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def available_memory_mib(root: Path = Path("/")) -> float:
-    """Return the memory that this process may still take without swapping, on the machine and in
-    each control group of the process.
+    """Return the memory that this process may still take without swapping.
+
+    It is the least of the machine's and of each control group of the process.
     """
     left_mib = []
     for line in read_lines(root / "proc/meminfo"):
@@ -101,10 +100,9 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pa
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        version = 1 if controllers else 2
-        base = root / "sys/fs/cgroup"
+        version, base = 2, root / "sys/fs/cgroup"
         if controllers:
-            base /= controller
+            version, base = 1, base / controller
         folder = base / group.lstrip("/")
         # Up to the base only: a container may see its own group as the base.
         for ancestor in (folder, *folder.parents):

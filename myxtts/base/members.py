@@ -40,8 +40,10 @@ class Member(NamedTuple):
 
 def member_of(path: str) -> Member | None:
     """Return what an address says; None for the name of a file."""
-    # Of a million names of files, few are addresses.
-    found = _MEMBER.fullmatch(path) if ".tar@" in path else None
+    # Few of a million names are addresses, and the regular expression would take longer.
+    if ".tar@" not in path:
+        return None
+    found = _MEMBER.fullmatch(path)
     return found and Member(found[1], int(found[2]), int(found[3]), found[4])
 
 
@@ -68,13 +70,15 @@ def read_members(
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    # They stay until the process ends, unlike threads whose name begins with that of the package.
+    # These threads stay until the process ends. Threads named after the package must not.
     return ThreadPoolExecutor(THREADS, "store")
 
 
 def stand_in(url: str) -> Path:
-    """Return a folder of the user's cache for a store: ORIGIN has the URL, and there is a copy of
-    INDEX, as it is now, if it exists. Other processes of the host use the same folder.
+    """Return a folder of the user's cache that stands for a store.
+
+    In it, ORIGIN has the URL, and INDEX is a copy of the store's index, as it is now, if there is
+    one. Other processes of the host use the same folder.
     """
     url = url.rstrip("/")
     store = store_of(url)

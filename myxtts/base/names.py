@@ -10,8 +10,9 @@ _JOINERS = "\u200c\u200d"
 
 @cache
 def canonical_name(name: str) -> str:
-    """Return a name in NFC, without outer spaces and without what is invisible, but for joiners
-    within, which Persian and Indic names have.
+    """Return a name in NFC, without outer spaces and without invisible characters.
+
+    Joiners within a name stay, since Persian and Indic names have them.
     """
     composed = unicodedata.normalize("NFC", name)
     shown = (c for c in composed if c in _JOINERS or unicodedata.category(c) != "Cf")

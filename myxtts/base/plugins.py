@@ -82,10 +82,12 @@ def load_one(group: str, name: str) -> Any:
 
 
 def names(group: str) -> list[str]:
-    """Return the names in a group: first those of packages, of which one that takes it is used."""
+    """Return the names in a group; other packages come first, so that they are tried first."""
     return [*_points(group)]
 
 
+# An extra whose folder was removed has no module, and its entries are left out. An entry of another
+# package cannot replace a built-in one of the same name.
 def _points(group: str) -> dict[str, EntryPoint]:
     entries = f"myxtts.{group}"
     own = {

@@ -43,7 +43,9 @@ def stateless_uniform(shape, seed, low=0.0, high=1.0, dtype=tf.float32):
     GPU's: two copies in each draw, which wait for all that is queued on the GPU.
     """
     uniform = tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
-    return uniform if (low, high) == (0.0, 1.0) else uniform * (high - low) + low
+    if (low, high) == (0.0, 1.0):
+        return uniform
+    return uniform * (high - low) + low
 
 
 def stateless_normal(shape, seed):
@@ -67,8 +69,8 @@ def float32_matmul(a, b, **transposed):
 
     For features, targets and alignments. GPUs since Ampere round the factors of a float32 product
     to TF32, with 10 bits of mantissa instead of 23. So on a GPU this product is computed in
-    float64, unless TF32 is turned off. The device is that of the scope in which the product is
-    traced: see `function_per_device_type`.
+    float64, unless TF32 is turned off. The device scope counts in which the product is traced: see
+    `function_per_device_type`.
     """
     may_round = tf.config.experimental.tensor_float_32_execution_enabled()
     if not may_round or tf_internals.device_type_in_scope() != "GPU":

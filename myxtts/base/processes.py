@@ -25,8 +25,8 @@ from typing import Literal
 # Slurm, timeout(1) and wrappers send a signal twice within milliseconds.
 REPEAT_S = 0.2
 LAST_LINES = 20
-# At most this is read of a child at a time, or a little more: one that prints without end must not
-# keep its reader. A pipe holds less.
+# About so much is read of a child at a time: a child that prints without end must not keep its
+# reader. A pipe holds less.
 READ_BYTES = 1 << 20
 POLL_S = 0.05
 # After a failure, the other workers notice it and report it themselves, after a missing heartbeat
@@ -44,8 +44,9 @@ log = logging.getLogger(__name__)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP; none in a thread, which may set
-    no handlers.
+    """Return SIGINT, SIGTERM and, unless nohup ignores it, SIGHUP.
+
+    Returns none in a thread, which may set no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return []
@@ -169,7 +170,8 @@ class ChildProcess:
         if self._is_reaped:
             self._pipe.close()
             self._log.close()
-            complete += [partial] if partial else []
+            if partial:
+                complete.append(partial)
         self._partial = partial[-READ_BYTES:]
         # As on a terminal, text after a carriage return replaces the line.
         lines = [
@@ -235,8 +237,14 @@ def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[]
     return setup
 
 
+# One thread does everything: it polls all processes every POLL_S. In each round it passes on the
+# lines that they printed, restarts those that failed, forwards requests to stop, and ends all after
+# a failure. After a failure the others first get time to notice it and to report it themselves.
+# Then they get SIGTERM and time to save, and at the end they are killed.
 class Supervisor:
     """Runs programs side by side. Subclasses override the callbacks, which do nothing.
+
+        ended = Supervisor(stop, end_together=True).run(programs)
 
     At the first request to stop the programs get SIGTERM, so that they can save; the second kills
     them. With `end_together` all programs end once one has failed or was rejected.

@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 def local_run(source: str) -> Path:
     """Return the folder of a run that is named by its folder or by the URL of a published one.
 
-    What is at a URL is copied to the user's cache, and its files are those that its checksums name.
-    After the URL, #sha256=… is that of the file of checksums. Raises DataError if one differs, or
-    the URL cannot be used.
+    A published run is copied to the user's cache: the files that its file of checksums names. After
+    the URL, #sha256=… is the checksum of this file. Raises DataError if a checksum differs, or the
+    URL cannot be used.
     """
     if not is_url(source):
         return Path(source)

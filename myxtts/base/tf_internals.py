@@ -22,7 +22,7 @@ from tensorflow.python.framework import kernels, op_def_registry
 
 
 def has_cuda_gpus() -> bool:
-    """Whether all GPUs, if any, are CUDA's; those of plug-ins have no driver and no NCCL."""
+    """Whether all GPUs, if any, are CUDA's; GPUs of plug-ins have no driver and no NCCL."""
     gpus = tf.config.list_physical_devices("GPU")
     details = map(tf.config.experimental.get_device_details, gpus)
     return all("compute_capability" in of_gpu for of_gpu in details)

@@ -1,4 +1,10 @@
-"""Load the training corpus and the validation corpus of a run."""
+"""Load the training corpus and the validation corpus of a run.
+
+What comes in are the settings. On the main thread, before the devices are used, `load_corpora`
+reads the rows of the metadata, checks their languages, builds a manifest of the usable rows (from a
+cache, if the corpus is unchanged), reports the rejected ones, and plans the batches. What goes out
+are two corpora, each with manifest and plan, and their common vocabulary.
+"""
 
 import logging
 import math
@@ -31,12 +37,12 @@ from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of
 
 DEMO_FOLDER = Path("data/demo")
-# In 76 % of 400 random corpora of 5 demo sentences, all that is held out by default has symbols
-# that the others lack, in 20 % of those of 10 sentences, in 6 % of 20, and in none of 30.
+# Small corpora lack symbols in all but the held-out utterances. This was so in 76 % of 400 random
+# corpora of 5 demo sentences, in 20 % with 10 sentences, in 6 % with 20, and in none with 30.
 SPARE_UTTERANCES = 30
 # Loan words, names and acronyms stay far below: the prose of a technical Persian text about
-# software has 11 % Latin letters. Texts of another language have nearly 100 %, and 30 % is a corpus
-# of two languages.
+# software has 11 % Latin letters. Texts of another language have nearly 100 %, and a share of 30 %
+# means a corpus of two languages.
 MAX_FOREIGN_LETTERS = 0.3
 TRIED_TEXTS = 100  # of each language, before the corpus is read
 
@@ -52,6 +58,11 @@ class Corpus:
     teacher_rows: TeacherRows | None = None
 
 
+# Mistakes are found before long work: first in the file of --texts, then in the rows, then in their
+# languages by a few texts, and only then the manifests are built, which opens every file that no
+# cache knows. The training manifest comes first, because it makes the vocabulary. Held-out rows may
+# only use symbols of it. Rejected rows of both are reported together, in one list with all reasons.
+# Plans come last: they need the lengths and token counts of the manifests.
 def load_corpora(
     config: Config,
     folder: Path,
@@ -64,10 +75,10 @@ def load_corpora(
     """Load the training corpus and the validation corpus, if any, with a common vocabulary.
 
     The folder gets the cached manifests and rejected.csv. `length_rule` is None for a task that
-    needs no texts. `known` is the vocabulary of the run that this one starts from, which is
-    extended unless there is a teacher. `replicas` share each training step, in proportion to
-    `shares`. `frontend` is by default as the settings say. Raises DataError or ConfigError if a
-    corpus, the folder, a share or the teacher's fraction cannot be used.
+    needs no texts. `known` is the vocabulary of the run that this one starts from. It is extended
+    unless there is a teacher. `replicas` share each training step, in proportion to `shares`.
+    `frontend` is by default as the settings say. Raises DataError or ConfigError if a corpus, the
+    folder, a share or the teacher's fraction cannot be used.
     """
     data = config.data
     frontend = frontend or frontend_of(data)
@@ -95,7 +106,7 @@ def load_corpora(
     )
 
     # Held-out rows that only lack symbols are no fault of the corpus: a small one has none to
-    # spare. Where validation is off, they are listed, and do not count.
+    # spare. They are listed, but do not count where validation is off.
     checked = [(train_rows, train), (validation_rows, validation)]
     rejected = [*malformed, *unusable]
     is_usable = len(train) > 0 and len(rejected) <= data.max_rejected * len(train)
@@ -118,7 +129,9 @@ def _rows_of(
 ) -> tuple[Rows, Rows, list[RejectedRow], list[RejectedRow]]:
     """Return the rows to train on and to validate on, the malformed and the excluded rows."""
     data = config.data
-    corpus = data.train_data if data.train_data is not None else ensure_demo_corpus()
+    corpus: str | Path | None = data.train_data
+    if corpus is None:
+        corpus = ensure_demo_corpus()
     train, validation, malformed = read_rows(
         data, corpus, data.validation_fraction, config.training.seed, needs_text
     )
@@ -137,7 +150,7 @@ def _plan_corpora(
 ) -> tuple[Corpus, Corpus | None]:
     data = config.data
     accumulation = config.training.gradient_accumulation
-    # For the step of one replica, so that shapes do not depend on the number of replicas.
+    # Bounds are chosen for the step of one replica: shapes do not depend on their number.
     step_utterances = 1 if data.batch_seconds else data.batch_size * accumulation
     bounds = bucket_bounds(train.samples, data.buckets, step_utterances)
     sharing = {"accumulation": accumulation, "replicas": replicas, "shares": shares}
@@ -154,7 +167,7 @@ def _plan_corpora(
 def teacher_rows_of(
     config: Config, vocabulary: Vocabulary, train: Manifest, plan: Plan, frontend: TextFrontend
 ) -> TeacherRows | None:
-    """Return which rows of the training batches a teacher speaks; None if it is to speak none."""
+    """Return which rows of the training batches a teacher speaks; None if it speaks none."""
     teacher = config.teacher
     data = config.data
     fraction = teacher.teacher_fraction
@@ -211,8 +224,8 @@ def batch_exceeds_corpus_warning(corpus: Corpus) -> str:
     if asked <= len(corpus.manifest):
         return ""
     return (
-        f"the batch size, gradient accumulation and replicas ask for {asked} utterances in a step,"
-        f" but the corpus has {len(corpus.manifest)}: each step is the whole corpus"
+        f"--batch-size, --gradient-accumulation and the replicas ask for {asked} utterances in a"
+        f" step, but the corpus has {len(corpus.manifest)}: each step is the whole corpus"
     )
 
 
@@ -225,7 +238,9 @@ def corpus_folder(corpus: str | Path | None) -> Path:
 def make_plan(manifest: Manifest, bounds: np.ndarray, config: Config, **shared: Any) -> Plan:
     """Plan the batches of a manifest as the settings say; `shared` is how replicas share steps."""
     return Plan(
-        *(manifest.samples, manifest.token_counts, manifest.speaker),
+        manifest.samples,
+        manifest.token_counts,
+        manifest.speaker,
         bounds=bounds,
         batch_size=config.data.batch_size,
         batch_seconds=config.data.batch_seconds,
@@ -252,11 +267,11 @@ def ensure_demo_corpus() -> Path:
 
 
 def check_languages(rows: Sequence[Row], frontend: TextFrontend, max_rejected: float) -> None:
-    """Check that espeak-ng speaks the languages of most rows, and that texts are in their scripts
-    and can be read.
+    """Check that espeak-ng speaks the languages of the rows, and that it can read their texts.
 
-    A fraction of up to `max_rejected` may have an unknown language or a text that cannot be read:
-    they are rejected one by one. Raises DataError for more.
+    The texts must also be in the script of their language. A fraction of up to `max_rejected` may
+    have an unknown language or a text that cannot be read: such rows are rejected one by one.
+    Raises DataError for more.
     """
     rows_of: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,4 +1,10 @@
-"""Reads batches from the decoded corpus, a memory-mapped file of PCM."""
+"""Reads batches from the decoded corpus, a memory-mapped file of PCM (--cache-dataset).
+
+What comes in is a manifest. On the main thread, before training, `open_cache` decodes all
+utterances into one file, unless an earlier run has left it. Then the threads of tf.data call the
+function that `rows_from_cache` returns: it copies stretches of that file. What goes out are the
+same rows that `reading` would have read from the files.
+"""
 
 import hashlib
 import json
@@ -18,7 +24,7 @@ from myxtts.base.files import FileStamp, file_stamp, locked_file
 from myxtts.batches.reading import ReadRows, rows_by_numpy
 from myxtts.corpus.manifest import DIGEST_BYTES, Manifest
 
-# Limits the memory if the disk is slower than the decoding.
+# So many decoded utterances wait in memory if the disk is slower than the decoding.
 CHUNK_UTTERANCES = 256
 
 CHECKSUM = np.dtype("<u4")
@@ -26,6 +32,10 @@ CHECKSUM = np.dtype("<u4")
 log = logging.getLogger(__name__)
 
 
+# A file is current if its size is right and it ends with the digest of the corpus files as they are
+# now. If there is none, one process takes the lock of the partial file and decodes into it. Others
+# wait for the lock, and then find a current file. Renaming comes last, so a file under the final
+# name is always complete.
 def open_cache(manifest: Manifest, folder: Path, workers: int) -> Path:
     """Return the decoded corpus; decode it first if it is missing or one of its files has changed.
 
@@ -55,9 +65,9 @@ def open_cache(manifest: Manifest, folder: Path, workers: int) -> Path:
 
 
 def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
-    """Return what reads rows of batches from the decoded corpus, or a damaged one from its file.
+    """Return a reader of rows from the decoded corpus, which reads a damaged one from its file.
 
-    Checksums are compared at the first reading, which takes some 50 µs for 5 s.
+    It compares the checksum of a row at the first reading, which takes some 50 µs for 5 s.
     """
     pcm = np.memmap(path, np.int16, mode="r", shape=(_sample_count(manifest),))
     checksums = np.fromfile(path, CHECKSUM, len(manifest), offset=pcm.nbytes)
@@ -73,8 +83,8 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
             if zlib.crc32(found.data) != checksums[row]:
                 text = "%s is damaged where it has %s, which is read instead"
                 log.warning(text, path, manifest.paths[row])
-                place = len(found), int(manifest.starts[row])
-                found = decoded[row] = _read(manifest.paths[row], *place)
+                start = int(manifest.starts[row])
+                found = decoded[row] = _read(manifest.paths[row], len(found), start)
             is_intact[row] = True
         return found
 
@@ -117,15 +127,16 @@ def _write(manifest: Manifest, file: BinaryIO, workers: int) -> None:
     file.truncate(0)
     checksums = np.zeros(len(manifest), CHECKSUM)
     before = _stamps(manifest)
-    columns = manifest.paths, manifest.samples.tolist(), manifest.starts.tolist()
-    utterances = list(zip(*columns, strict=True))
+    paths = list(manifest.paths)
+    samples, starts = manifest.samples.tolist(), manifest.starts.tolist()
     with (
         ThreadPoolExecutor(workers) as pool,
-        tqdm(total=len(utterances), desc="decode", unit="utt", disable=None) as bar,
+        tqdm(total=len(paths), desc="decode", unit="utt", disable=None) as bar,
     ):
-        for begin in range(0, len(utterances), CHUNK_UTTERANCES):
-            chunk = utterances[begin : begin + CHUNK_UTTERANCES]
-            for row, wave in enumerate(pool.map(lambda place: _read(*place), chunk), begin):
+        for begin in range(0, len(paths), CHUNK_UTTERANCES):
+            chunk = slice(begin, begin + CHUNK_UTTERANCES)
+            waves = pool.map(_read, paths[chunk], samples[chunk], starts[chunk])
+            for row, wave in enumerate(waves, begin):
                 file.write(wave.tobytes())
                 checksums[row] = zlib.crc32(wave.data)
                 bar.update()

@@ -1,4 +1,13 @@
-"""Stages A to D of a corpus: producers of its batches, from any position of its plan."""
+"""Stages A to D of a batch's life, put together for a corpus.
+
+What comes in are a corpus with its plan, the routes of this process (which data devices serve which
+model device), and the extractor of the task. On the main thread, `Pipeline` makes a producer for
+each data device, and opens feeds from any position of the plan. Each feed runs in a thread of its
+own: it takes batches that tf.data's threads have read and uploaded (stages A to C), and issues the
+compiled function that makes features of them (stage D). What goes out are batches of features on
+the data devices, one for each replica, in the order of training, for the loop of a run or an
+observer.
+"""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -27,7 +36,7 @@ from myxtts.devicefeed.routes import Route
 class PassReader:
     """Opens the batches of a pass for some replicas on a device: stages A to C.
 
-    `plan_pass` is `planned_batches` of the corpus, which lacks only the pass, replicas and turns.
+    `plan_pass` is `planned_batches` of the corpus, with only the pass, replicas and turns missing.
     """
 
     plan_pass: Callable[..., Iterator[PlannedBatch]]
@@ -39,17 +48,26 @@ class PassReader:
         return self.plan_pass(corpus_pass, replicas=self.replicas, turns=turns)
 
     def __call__(self, corpus_pass: Pass, turns=None) -> ReadBatches:
-        """Plan, read and upload all microbatches, or those of some turns."""
+        """Plan, read and upload all microbatches, or only the turns of this producer."""
         return self.reader.read(self.planned(corpus_pass, turns), self.device)
 
 
 class Pipeline:
     """Opens feeds over a corpus along the routes of this process; `producers` has its producers.
 
-    The plan of the corpus counts the replicas of all processes, among which `first_replica` is the
-    number of the first route's. `cache_folder` gets the decoded corpus if `cache_dataset` is on.
+        pipeline = Pipeline(corpus, routes, extractor, data, seed=0, cache_folder=folder)
+        with pipeline.open_feed(Pass(epochs=1)) as feed:
+            for microbatches in step_batches(feed):
+
+    The plan of the corpus counts the replicas of all processes. `first_replica` is the number of
+    the first route's replica among them. `cache_folder` gets the decoded corpus if `cache_dataset`
+    is on.
     """
 
+    # One reader serves all producers, since they read the same manifest. Routes with the same data
+    # devices form a group. If a group has one data device, its producer makes a batch for each
+    # replica of the group. If it has several, each has a producer, and they take turns: every
+    # producer makes the whole microbatch at its turns, and leaves the others out.
     def __init__(
         self,
         corpus: Corpus,
@@ -62,7 +80,7 @@ class Pipeline:
         synchronize: bool = False,
         first_replica: int = 0,
     ):
-        # From here on, several threads run eager operations: of producers, and of an observer.
+        # From here on, several threads run eager operations: the producers' and an observer's.
         run_operations_as_kernels()
         manifest = corpus.manifest
         reference_samples = reference_samples_of(data)
@@ -76,23 +94,21 @@ class Pipeline:
             teacher_rows=corpus.teacher_rows,
         )
         self._depth = data.prefetch_buffer_size
-        # A data device has one producer, which its routes share; those of a route take turns.
+        # A data device has one producer, which its routes share. The data devices of a route take
+        # turns.
         routes_of: dict[tuple[str, ...], list[int]] = {}
         for index, route in enumerate(routes):
             routes_of.setdefault(route.data_devices, []).append(index)
         self._indices = list(routes_of.values())
-        self._groups = [
-            [
-                Producer(
-                    PassReader(
-                        *(plan_pass, reader, device, [first_replica + index for index in indices])
-                    ),
-                    *(extractor, device, len(indices), routes[indices[0]], synchronize),
-                )
-                for device in data_devices
-            ]
-            for data_devices, indices in routes_of.items()
-        ]
+        self._groups = []
+        for data_devices, indices in routes_of.items():
+            replicas = [first_replica + index for index in indices]
+            group = []
+            for device in data_devices:
+                read = PassReader(plan_pass, reader, device, replicas)
+                route = routes[indices[0]]
+                group.append(Producer(read, extractor, device, len(indices), route, synchronize))
+            self._groups.append(group)
         self.producers = list(chain.from_iterable(self._groups))
 
     def planned(self, corpus_pass: Pass) -> Iterator[PlannedBatch]:
@@ -104,7 +120,7 @@ class Pipeline:
     def open_unbuffered(
         self, corpus_pass: Pass
     ) -> "closing[Generator[ReplicaBatches, None, None]]":
-        """Yield batches of the only producer without a feed: each is produced when it is taken."""
+        """Yield batches of the only producer in the caller's thread, each when it is taken."""
         (producer,) = self.producers
         return closing(producer.replica_batches(corpus_pass))
 
@@ -113,7 +129,7 @@ class Pipeline:
         return ReplicaFeed(self.feeds(corpus_pass), self._indices, routes)
 
     def feeds(self, corpus_pass: Pass) -> list[list[Feed[ReplicaBatches]]]:
-        """Return new feeds of all producers, which are not open yet, by group."""
+        """Return a new feed of each producer, by group; they are not open yet."""
         return [
             [Feed(producer.replica_batches(corpus_pass), self._depth) for producer in group]
             for group in self._groups
@@ -143,7 +159,7 @@ def make_reader(
     data: DataConfig,
     cache_folder: Path,
 ) -> Reader:
-    """Return the reader that the settings ask for, of waves with the contract `fields`."""
+    """Return the reader that the settings ask for: from the cache, from shards or from files."""
     if data.cache_dataset:
         read_rows = rows_from_cache(manifest, open_cache(manifest, cache_folder, data.num_workers))
     elif len(manifest) and member_of(manifest.paths[0]):
@@ -157,7 +173,7 @@ def make_reader(
 
 
 def step_batches(feed: Iterable[ReplicaBatches]) -> Iterator[list[ReplicaBatches]]:
-    """Yield the microbatches of one step after the other."""
+    """Yield lists of microbatches, one list for each step."""
     microbatches = []
     for batches in feed:
         microbatches.append(batches)

@@ -1,11 +1,17 @@
-"""Stage A, the plan: the utterances of each step, a pure function of (seed, epoch, replicas).
+"""Stage A of a batch's life, the plan: which utterances each step takes.
 
-NumPy only. The plan has no state between epochs, so a run resumes by starting at a step, also with
-another number of replicas, which share the utterances left in the epoch. How large the share of
-each replica is changes only who takes which rows of a step.
+What comes in are the lengths, token counts and speakers of a manifest. At the start of a run, the
+main thread chooses padded lengths (`bucket_bounds`) and divides the rows of a step among the
+replicas (`Plan`). Then, some steps ahead of training, `planned_batches` shuffles an epoch, follows
+it step by step and makes the arrays of each batch. What goes out are these arrays, in the order of
+training. The threads of tf.data ask for them, one at a time. Nothing here needs TensorFlow.
+
+The plan is a pure function of (seed, epoch, replicas), without state between epochs. So a run
+resumes by starting at a step, also with another number of replicas, which share the utterances left
+in the epoch. The share of each replica only changes who takes which rows of a step.
 
 Utterances of similar length share a bucket, and a bucket has one padded length. Sorted by length,
-the utterances of a bucket are contiguous: a bucket takes as many whole steps as it can, and the
+the utterances of a bucket are contiguous. A bucket takes as many whole steps as it can, and the
 longest utterances left over move up into the next bucket. So only the last bucket may end in an
 incomplete step, and every epoch has the same number of steps.
 """
@@ -24,17 +30,24 @@ from myxtts.base.progress import EpochHistory, Position
 from myxtts.corpus.manifest import Manifest
 from myxtts.corpus.texts import TeacherRows
 
-# So the costs in `bucket_bounds`, a square table of float64, take at most 512 KiB.
+# `bucket_bounds` makes a square table of costs, which takes 512 KiB for so many candidates.
 CANDIDATES = 256
 
 
+# The lengths are counted in hops and sorted, so a bucket is a stretch of the sorted utterances, and
+# only its end is to be chosen. First the candidates for such ends are picked. Then cost[i, j] is
+# the padded total of a bucket that begins behind candidate i - 1 and ends with candidate j. Each
+# further bucket is one round of the recurrence: the best total up to j is the best total up to some
+# earlier candidate plus the cost of the last bucket. Every round remembers where its last bucket
+# begins. Finally the bounds are read off backwards, from the longest utterance to the shortest.
 def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -> np.ndarray:
     """Choose padded lengths of at most `buckets` buckets such that the total padding is least.
 
     The minimum over the candidates is exact: dynamic programming over the longest utterance of each
     bucket, as for optimal histograms (Jagadish et al. 1998). Candidates are the lengths at which a
     whole number of steps of `step_utterances` is full, with the utterances sorted by length, so
-    that few of them have to move up; of many, the longest in each of CANDIDATES equal intervals.
+    that few of them have to move up. Where there are too many, each of CANDIDATES equal intervals
+    keeps its longest.
 
     Returns int32 [at most `buckets`], ascending multiples of HOP_SAMPLES; the last is not below the
     longest utterance.
@@ -46,8 +59,7 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
     edges = hops[counts - 1]
     before = np.concatenate([[0], counts[:-1]])
     cost = np.where(np.tri(len(counts), dtype=bool).T, (counts - before[:, None]) * edges, np.inf)
-    # least[j] is the total up to candidate j. Its last bucket is kept too, since the bounds are
-    # found from the longest to the shortest.
+    # least[j] is the least total up to candidate j. A stretch that ends before it begins costs inf.
     least = cost[0]
     firsts = []
     for _ in range(buckets - 1):
@@ -63,21 +75,26 @@ def bucket_bounds(samples: np.ndarray, buckets: int, step_utterances: int = 1) -
 def deal_rows(rows: np.ndarray, shares: Sequence[float]) -> np.ndarray:
     """Deal numbers of rows in proportion to shares, by largest remainder: int64 [rows, shares].
 
-    Of equal remainders the first shares get a row.
+    Where remainders are equal, the first shares get a row.
     """
     exact = np.outer(rows, np.divide(shares, np.sum(shares)))
-    # A share of exactly n rows may be computed as slightly less.
+    # Everybody gets the whole rows. A share of exactly n rows may be computed as slightly less.
     dealt = np.floor(exact + 1e-9)
+    # The rows left over, fewer than the shares, go to those who lost most by rounding down.
     left = rows - dealt.sum(axis=1)
     rank = np.argsort(np.argsort(dealt - exact, axis=1, kind="stable"), axis=1)
     return (dealt + (rank < left[:, None])).astype(np.int64)
 
 
+# Each level of the water tells how much everybody takes to reach it. That amount grows with the
+# level, in straight lines between the levels at which somebody begins or is full. So the amounts at
+# these corners are computed, and the level of the wanted amount lies on the line between two.
 def water_fill(
     fixed: np.ndarray, each: np.ndarray, amount: float, most: np.ndarray | float = np.inf
 ) -> np.ndarray:
-    """Return how much of an amount each takes, so that the largest `fixed + each × taken` is the
-    smallest, and none takes more than `most`: float64 [n]. Too large an amount is not all taken.
+    """Divide `amount` so that the largest cost `fixed + each × share` is as small as possible.
+
+    No share exceeds `most`, so a part of a large amount may be left over. Returns float64 [n].
     """
     most = np.minimum(most, amount)
     levels = np.sort([fixed, fixed + each * most], axis=None)
@@ -90,7 +107,10 @@ def water_fill(
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
-    """One epoch. N utterances, S steps.
+    """The order of one epoch: N utterances in S steps.
+
+        for step in range(epoch_plan.steps):
+            for rows, references in epoch_plan.batches(step, replica=0):
 
     Attributes:
         order: int32 [N], a permutation of the utterances.
@@ -118,8 +138,8 @@ class EpochPlan:
     def _share_start(self) -> np.ndarray:
         """int64 [S, replicas + 1], where the share of each replica begins in `order`.
 
-        The incomplete step is shared in proportion to the batches of a replica. Rounded up, so that
-        the first replica with rows is never empty.
+        The incomplete step is shared in proportion to the batch sizes of the replicas. The ends are
+        rounded up, so that the first replica with rows is never empty.
         """
         ends = np.cumsum(self.batch_sizes, axis=1)[self.step_bucket]
         utterances = np.diff(self.step_start)[:, None]
@@ -128,7 +148,7 @@ class EpochPlan:
 
     @cached_property
     def microbatches(self) -> np.ndarray:
-        """int64 [S], batches of each replica in a step."""
+        """int64 [S], batches of each replica in a step: as many as the fullest replica needs."""
         sizes = np.maximum(self.batch_sizes, 1)[self.step_bucket]
         return (-(-np.diff(self._share_start) // sizes)).max(axis=1)
 
@@ -150,14 +170,17 @@ class EpochPlan:
 class Plan:
     """The epochs of a corpus of N ≥ 1 utterances.
 
-    `samples`, `token_counts` and `speakers` are columns of the manifest, `bounds` are as by
-    `bucket_bounds`. Seed and epoch are the source of all randomness. `batch_seconds` of audio,
-    padding included, replace batch_size unless they are 0. `shares` are as by `deal`.
+        plan = Plan(samples, token_counts, speakers, bounds=bounds, batch_size=16, seed=0)
+        for epoch_plan, step in planned_steps(plan, Position(), epochs=2):
+
+    `samples`, `token_counts` and `speakers` are columns of the manifest, and `bucket_bounds` gives
+    `bounds`. Seed and epoch are the source of all randomness. `batch_seconds` of audio, padding
+    included, replace batch_size unless they are 0. For `shares` see `deal`.
 
     Attributes:
-        batch_sizes: int64 [buckets, replicas], rows of a batch; of all replicas no more than the
-            corpus has, rounded up to the same number for each.
-        shares: of each replica, or empty for equal ones.
+        batch_sizes: int64 [buckets, replicas], rows of a batch. Together the replicas have no more
+            than the corpus, rounded up to the same number for each.
+        shares: the share of each replica, or empty for equal shares.
         step_sizes: int64 [buckets], utterances that a step was asked to have, which may be more
             than the corpus has.
     """
@@ -189,16 +212,17 @@ class Plan:
         self._speakers = speakers
         self._replica_step_sizes = asked * accumulation
         self._by_length = np.argsort(samples, kind="stable").astype(np.int32)
+        # The longest text up to a bound also covers shorter utterances, which may move up.
         up_to_bound = np.searchsorted(samples[self._by_length], bounds, side="right")
         longest_text = np.maximum.accumulate(token_counts[self._by_length])
         self._padded_tokens = np.concatenate([[0], longest_text])[up_to_bound]
         self.deal(shares)
 
     def deal(self, shares: Sequence[float]) -> None:
-        """Deal the rows of a step in proportion to the shares of the replicas; () is equally.
+        """Deal the rows of a step in proportion to the shares of the replicas; () deals equally.
 
-        Holds for epochs planned from now on. Where few rows are dealt, a replica may get none; one
-        that never gets a row raises ConfigError.
+        This holds for epochs that are planned from now on. A replica may get no row of a small
+        batch. Raises ConfigError if it never gets one.
         """
         equal = [1.0] * self.replicas
         batch_sizes = deal_rows(self._dealt_rows, shares or equal)
@@ -224,21 +248,30 @@ class Plan:
         return " + ".join(ranges)
 
     def shape(self, bucket: int) -> tuple[int, int, int]:
-        """Return (utterances, samples, tokens) of the batches in a bucket, padding included, of the
-        replica with the most utterances.
+        """Return (utterances, samples, tokens) of the largest batch in a bucket, with padding.
+
+        It belongs to the replica with the most rows.
         """
         columns = (self.batch_sizes.max(axis=1), self.bounds, self._padded_tokens)
         rows, samples, tokens = (int(column[bucket]) for column in columns)
         return rows, samples, tokens
 
+    # A run that was resumed with other replicas within an epoch has a history: with so many
+    # replicas it took so many steps, and then with so many. Each of these parts is planned again,
+    # as it was planned then, and the utterances of its steps are struck off. What is left is
+    # planned for the replicas of today. The history is a part of the seed, so that every part of an
+    # epoch is shuffled in its own way.
     def epoch(self, epoch: int, history: EpochHistory = ()) -> EpochPlan:
-        """Plan an epoch, counted from 0, or what the steps of `history` have left of it."""
+        """Plan an epoch, counted from 0, or the rest of it after the steps of `history`."""
         left = self._by_length
         for number, (replicas, steps) in enumerate(history):
             begun = self._shuffle(left, replicas, [epoch, *np.ravel(history[:number])])
             left = left[np.isin(left, begun.order[begun.step_start[steps] :])]
         return self._shuffle(left, self.replicas, [epoch, *np.ravel(history)])
 
+    # The buckets are filled from the shortest. Each cuts its utterances, with those that the bucket
+    # before left over, into whole steps. The rest, which are its longest, begin the next bucket.
+    # Only the last bucket also cuts its rest into a step, the incomplete one.
     def _layout(self, ranked: np.ndarray, replicas: int) -> tuple[np.ndarray, np.ndarray]:
         """Divide utterances, sorted by length, into steps: as `step_start` and `step_bucket`."""
         up_to_bound = np.searchsorted(self.samples[ranked], self.bounds, side="right")
@@ -255,6 +288,11 @@ class Plan:
             begin = whole_end
         return np.concatenate([*starts, [begin]]), np.concatenate(buckets)
 
+    # What comes in is sorted by length. First the utterances of each bucket are shuffled among
+    # themselves, which makes the steps. Then the steps of all buckets are shuffled: every step
+    # moves as a block, by `shift` places, to its new start. Finally each utterance draws its
+    # reference. All draws come from one generator in this order, which must stay as it is: the
+    # order of an epoch depends on it, and so does a resumed run.
     def _shuffle(self, ranked: np.ndarray, replicas: int, source: list) -> EpochPlan:
         """Shuffle utterances; the order depends on the seed and the integers in `source`."""
         random = np.random.Generator(
@@ -273,6 +311,9 @@ class Plan:
         references = self._draw_references(order, random)
         return EpochPlan(order, references, step_start, buckets[steps], self.batch_sizes)
 
+    # `members` lists the utterances speaker by speaker, and `rank_of` the place of each within its
+    # speaker. A speaker of n utterances has n - 1 others, so a rank below n - 1 is drawn. Ranks
+    # from the utterance's own on are raised by one, which leaves out itself and nothing else.
     def _draw_references(self, utterances: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Draw another utterance of the speaker of each, or itself if there is no other: int32."""
         _, group, counts = np.unique(self._speakers, return_inverse=True, return_counts=True)
@@ -299,9 +340,7 @@ class Plan:
 
     @cached_property
     def buckets(self) -> list[tuple[int, int, int, float]]:
-        """Return (padded samples, rows of the largest batch, utterances, padding) of each
-        bucket.
-        """
+        """Return (padded samples, rows of the largest batch, utterances, padding) by bucket."""
         epoch = self.epoch(0)
         count = len(self.bounds)
         bucket = np.repeat(epoch.step_bucket, np.diff(epoch.step_start))
@@ -309,14 +348,21 @@ class Plan:
         real = np.bincount(bucket, self.samples[epoch.order], count)
         padded = np.bincount(epoch.step_bucket, self.padded_samples(epoch), count)
         padding = 1 - real / np.maximum(padded, 1)
-        columns = (self.bounds, self.batch_sizes.max(axis=1), utterances, padding)
-        return [row for row in zip(*map(np.ndarray.tolist, columns), strict=True) if row[2]]
+        rows = zip(
+            self.bounds.tolist(),
+            self.batch_sizes.max(axis=1).tolist(),
+            utterances.tolist(),
+            padding.tolist(),
+            strict=True,
+        )
+        return [row for row in rows if row[2]]
 
 
 class Pass(NamedTuple):
     """A way through the plan: from a position to the end of `epochs` epochs, or endlessly.
 
-    With the losses averaged over the epoch, those of all batches add up to the mean of the corpus.
+    A loss averaged over the epoch is a share: the shares of all batches add up to the mean of the
+    corpus.
     """
 
     start: Position = Position()
@@ -343,7 +389,7 @@ class PlannedStep(NamedTuple):
 class PlannedBatch:
     """One batch of one replica, perhaps its last in the step, and the arrays by which it is read.
 
-    `rows` are those of the manifest, int32 [utterances]; the batch is filled up with empty rows.
+    `rows` are rows of the manifest, int32 [utterances]. The batch is filled up with empty rows.
     """
 
     step: PlannedStep
@@ -392,6 +438,12 @@ def steps_left(plan: Plan, start: Position, epochs: int) -> int:
     return steps + (epochs - start.epoch - 1) * plan.steps_per_epoch
 
 
+# For each step, first come the totals by which its losses are divided: they cover all batches of
+# all replicas, also of other processes, so that each loss is a share of the loss of the step. Then
+# the sizes of the batches and the share of each replica are looked up, and the batches follow,
+# microbatch by microbatch, replica by replica. Each batch gets a generator of its own, seeded by
+# its place in the run. So a batch does not depend on who makes it, or on batches before it. A
+# microbatch whose turn is false belongs to another producer of the same replicas, and is skipped.
 def planned_batches(
     plan: Plan,
     manifest: Manifest,
@@ -406,7 +458,7 @@ def planned_batches(
     """Yield the batches of some replicas: by step, then by microbatch, then by replica.
 
     A batch is the same whoever makes it. `turns` says which microbatches of the pass to yield, by
-    default all. Rows that a teacher speaks count as the utterances whose place they take. A
+    default all. A row that a teacher speaks counts as the utterance whose place it takes. A
     reference has at most `reference_samples`.
     """
     turns = iter(turns or repeat(True))
@@ -419,8 +471,8 @@ def planned_batches(
             "step_frames": np.array(frame_count(manifest.samples[averaged_rows]).sum(), np.float32),
             "step_tokens": np.array(manifest.token_counts[averaged_rows].sum(), np.float32),
         }
-        # Those of the epoch, since the plan may be dealt otherwise meanwhile. Each has a row, which
-        # may be empty.
+        # The sizes are the epoch's, since the main thread may deal the plan anew meanwhile. Each
+        # batch has a row, which may be empty.
         sizes = np.maximum(epoch_plan.batch_sizes[step.bucket], 1)[[*replicas]].tolist()
         shapes = [(size, *plan.shape(step.bucket)[1:]) for size in sizes]
         shares = [epoch_plan.batches(number, replica) for replica in replicas]
@@ -429,8 +481,8 @@ def planned_batches(
                 continue
             for replica, shape, share in zip(replicas, shapes, shares, strict=True):
                 rows, references = share[microbatch]
-                # The same batches draw the same numbers, whether one replica accumulates them or
-                # several share them.
+                # One replica that accumulates n batches counts them like n replicas with one each,
+                # so both draw the same numbers.
                 place = replica * step.microbatches + microbatch
                 random = np.random.default_rng([seed, epoch, number, place, *np.ravel(history)])
                 arrays = _arrays(manifest, rows, references, shape, reference_samples, random)
@@ -449,8 +501,12 @@ def planned_batches(
                 )
 
 
+# Every column has an entry for each utterance of the batch, and is filled up with zeros to the size
+# of the bucket's batches. A row of 0 samples is empty: reading makes silence of it, and losses
+# ignore it. Each reference begins at a random place that leaves it its full length. The seed is
+# drawn last, for the random operations of the model.
 def _arrays(manifest, rows, references, shape, reference_samples, random) -> dict[str, np.ndarray]:
-    """The arrays of one batch: manifest rows with the stretch to read of each, and the text."""
+    """Return the arrays of one batch: which stretch to read of which utterance, and the text."""
     size, padded_samples, padded_tokens = shape
     reference_length = np.minimum(manifest.samples[references], reference_samples)
     latest_start = manifest.samples[references] - reference_length

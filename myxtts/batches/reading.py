@@ -1,7 +1,12 @@
-"""Stages B and C of a batch's life: planned batches are read by tf.data and uploaded.
+"""Stages B and C of a batch's life: reading its waves, and uploading them.
 
-16-bit mono WAV at 22,050 Hz is decoded by TensorFlow's operations, every other file by soundfile.
-`pcm_cache` replaces the files.
+What comes in are the arrays of planned batches, which name the rows of the manifest. The threads of
+tf.data read the waves of several batches at the same time: from files, from shards (members of
+archives) or from the decoded corpus of `pcm_cache`. Then tf.data uploads each batch to the data
+device, ahead of its consumer. What goes out are batches on the data device with their plan, in the
+order of the plan, in the thread of the feed (see `pipeline`).
+
+TensorFlow's operations decode 16-bit mono WAV at 22,050 Hz, and soundfile decodes every other file.
 """
 
 import os
@@ -25,7 +30,10 @@ from myxtts.devicefeed.upload import Uploader
 ReadBatches = Generator[tuple[PlannedBatch, Batch], None, None]
 
 ReadRows = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | int], tf.Tensor]
-"""(rows, starts, samples, padded) -> int16 [batch, padded]; a row of 0 samples is silence."""
+"""(rows, starts, samples, padded) -> int16 [batch, padded], in samples.
+
+It reads a stretch of each row of the manifest. A row of 0 samples is silence.
+"""
 
 
 def read_waves(
@@ -37,7 +45,7 @@ def read_waves(
 ) -> Batch:
     """Read the stretches of one batch, and of its references if the contract has them.
 
-    The lengths are those with padding.
+    `padded_samples` and `reference_samples` are the lengths with padding.
     """
     starts = tf.zeros_like(columns["row"])
     waves = {"pcm": read_rows(columns["row"], starts, columns["samples"], padded_samples)}
@@ -49,6 +57,9 @@ def read_waves(
     return waves
 
 
+# An error of tf.data says that a batch failed, but not at which utterance. So every utterance of
+# the batch is read again, here in Python, with its references, and the first that fails is named.
+# If all can be read by now, the message names all of them.
 def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> DataError:
     """Return the error of a batch that cannot be read, naming the utterance at fault."""
     rows = np.concatenate([planned.rows, planned.arrays["reference_row"][: len(planned.rows)]])
@@ -69,9 +80,13 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
     return DataError(f"a batch could not be read ({where}): {error}. Its utterances are {names}.")
 
 
+# This function runs once, on the main thread, and makes constants of the manifest's columns. The
+# functions within are traced once into the graph of tf.data. For each row of a batch that graph
+# looks up the path, decodes the file without Python (`decode`) or with it (`convert`), cuts out the
+# stretch and pads it. It decides row by row, unless all files can be decoded without Python.
 def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
-    """Return what reads rows of batches from files: 16-bit mono WAV without Python, if native."""
-    # Whatever device is the default: tf.data reads them on the host.
+    """Return a reader of rows from files, which reads 16-bit mono WAV without Python if native."""
+    # tf.data reads the constants on the host, whatever device is the default.
     with tf.device("/CPU:0"):
         paths = tf.constant([os.fsencode(path) for path in manifest.paths])
         lengths = tf.constant(manifest.samples)
@@ -86,8 +101,9 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         samples, channels = tf.unstack(tf.shape(wave))
         fits = tf.where(starts[row] == WHOLE, samples == end, samples >= end)
         unchanged = fits & (channels == 1) & (rate_hz == SAMPLE_RATE_HZ)
-        # tf.debugging.Assert is stateful and would make reading serial under enable_op_determinism;
-        # tf.reshape is not, and rejects a size of -2.
+        # A file that has changed must not pass. tf.reshape rejects it by a size of -2. It is
+        # stateless, while tf.debugging.Assert would make reading serial under
+        # enable_op_determinism.
         wave = tf.reshape(wave[begin:end], [tf.where(unchanged, lengths[row], -2)])
         # decode_wav divides by 32768: exact.
         return tf.cast(wave * 32768.0, tf.int16)
@@ -125,7 +141,7 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
 def rows_from_members(
     manifest: Manifest, read: Callable[[Member], bytes] = read_member
 ) -> ReadRows:
-    """Return what reads rows of batches from shards, the utterances of a batch at the same time."""
+    """Return a reader of rows from shards, which reads the utterances of a batch together."""
 
     def load(rows, starts, samples, padded):
         batch = np.zeros((len(rows), padded), np.int16)
@@ -134,15 +150,16 @@ def rows_from_members(
         contents = read_members([member for member in map(member_of, paths) if member], read)
         for place, path, content in zip(places, paths, contents, strict=True):
             row, begin, count = rows[place], starts[place], samples[place]
-            where = int(manifest.samples[row]), MAX_RECORDING_S, int(manifest.starts[row])
-            batch[place, :count] = read_pcm(path, *where, content)[begin : begin + count]
+            length, start = int(manifest.samples[row]), int(manifest.starts[row])
+            wave = read_pcm(path, length, MAX_RECORDING_S, start, content)
+            batch[place, :count] = wave[begin : begin + count]
         return batch
 
     return rows_by_numpy(load)
 
 
 def rows_by_numpy(load: Callable[..., np.ndarray]) -> ReadRows:
-    """Return what reads rows of batches by a function of arrays, which returns int16 [B, S]."""
+    """Return a reader of rows that calls a function of arrays, which returns int16 [B, S]."""
 
     def read_rows(rows, starts, samples, padded):
         arguments = [rows, starts, samples, padded]
@@ -152,6 +169,8 @@ def rows_by_numpy(load: Callable[..., np.ndarray]) -> ReadRows:
     return read_rows
 
 
+# tf.data gets columns with an entry for each row of a planned batch, and the totals by which losses
+# are divided. The text and the seed stay on the host and do not pass through tf.data.
 COLUMNS = ("row", "samples", "reference_row", "reference_start", "reference_samples")
 TOTALS = {name: field for name, field in TEXT.items() if not field.on_host}
 PLANNED_SPEC = {
@@ -163,6 +182,9 @@ PLANNED_SPEC = {
 
 class Reader:
     """Stages B and C of a batch's life: reads planned batches in tf.data's threads, and uploads.
+
+        reader = Reader(manifest, fields, reference_samples, data, read_rows)
+        for planned, batch in reader.read(planned_batches(...), "/GPU:0"):
 
     The data device gets all fields but those in host memory (see `Field.on_host`). Raises DataError
     at the batch of a file that cannot be read, and ResourceExhaustedError if the device is out of

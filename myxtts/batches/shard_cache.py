@@ -1,4 +1,9 @@
-"""Keeps utterances that were read of an object store in a folder of this host."""
+"""Keeps utterances that were read of an object store in a folder of this host.
+
+What comes in is a member of a shard that tf.data's threads ask for, several at the same time. The
+first epoch reads it of the store and writes it to a file, as long as there is room. Later epochs
+read the file. What goes out are the bytes of the member, wherever they came from.
+"""
 
 import hashlib
 import logging
@@ -9,10 +14,9 @@ from threading import Lock
 from myxtts.base.files import remove_partial_files, write_whole
 from myxtts.base.members import Member, read_member
 
-# To add the sizes of 100,000 files takes 1.6 s. Between two sums, each process may use one part of
-# what is left, of so many, until less than a hundredth of the limit is left.
+# To add the sizes of 100,000 files takes 1.6 s, so this is done rarely. After each sum, a process
+# may use an eighth of the room left, until less than a hundredth of the limit is left.
 PARTS = 8
-
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +24,9 @@ log = logging.getLogger(__name__)
 class ShardCache:
     """Files with utterances that were read of an object store, up to a limit of all `folders`.
 
-    An epoch reads each utterance once, in a new order. So an utterance that was kept stays:
-    whatever replaced something else would be replaced before it is read. Processes of a host share
-    them.
+    An epoch reads each utterance once, in a new order. So an utterance that was kept stays: if new
+    ones replaced old ones, they would be replaced in turn before they are read again. All processes
+    of a host share the files and the limit.
     """
 
     def __init__(self, folder: Path, limit_bytes: float):
@@ -44,7 +48,8 @@ class ShardCache:
                 write_whole(path, content)
         except OSError as error:
             self._is_full = True
-            log.warning("shards         nothing is kept in %s: %s", self._folder, error.strerror)
+            line = "shards         nothing is kept in %s (--shard-cache-gb): %s"
+            log.warning(line, self._folder, error.strerror)
         return content
 
     def _has_room(self, size: int) -> bool:

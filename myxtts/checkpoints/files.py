@@ -8,6 +8,10 @@ checkpoints/step-000500/
 
 The last line of state.json is the checksum of the lines above it. These hold the digest of each
 group of arrays, so this one checksum covers the whole checkpoint.
+
+What comes in are groups of arrays and a record. A thread of the run writes them, one group after
+another, to a folder with a temporary name, and renames it when all of it is on the disk. What goes
+out, when a run resumes or another program needs weights, are arrays whose digests were compared.
 """
 
 import hashlib
@@ -110,14 +114,15 @@ class Record(_Section):
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
         selected_by: what made `best` the best; see `selection_of`.
         since_best: number of results since then, none of which was better.
-        batch_shares: of the replicas in a step; empty where all are equal.
+        batch_shares: the shares of the replicas in a step; empty where all are equal.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
-        pending_observations: due up to this step, with results that it does not know; oldest first.
-        participants, missed_syncs: of the average of a sync; job -> number of syncs it missed.
-        merge_inputs, kept_input: of a merge; the input whose weights it has instead of the mean.
+        pending_observations: due up to this step, with results not known yet; oldest first.
+        participants, missed_syncs: jobs of the average of a sync; job -> syncs that it missed.
+        merge_inputs, kept_input: inputs of a merge; the one whose weights it has, not the mean.
     """
 
+    # The run: what it is trained on, and from which weights.
     settings: Config
     symbols: tuple[str, ...]
     languages: tuple[str, ...]
@@ -132,6 +137,7 @@ class Record(_Section):
     teacher: Source | None = None
     texts: str | None = None
 
+    # Its progress: this part differs between the checkpoints of a run.
     step: int = 0
     position: Position = Position()
     replicas: int = 1
@@ -143,6 +149,7 @@ class Record(_Section):
     since_best: int = 0
     pending_observations: tuple[Observation, ...] = ()
 
+    # Averages over several jobs or runs, and the digest of each group of arrays.
     participants: tuple[Participant, ...] = ()
     missed_syncs: dict[int, int] = {}
     merge_inputs: tuple[MergedInput, ...] = ()
@@ -151,10 +158,11 @@ class Record(_Section):
 
     @property
     def frontend(self) -> TextFrontend:
-        """What made symbols of the texts that the run was trained on."""
+        """The frontend that made symbols of the texts that the run was trained on."""
         data = self.settings.data
-        chain = data.text_frontend, data.text_normaliser, self.lexicon, self.espeakng_loader
-        return TextFrontend(*chain)
+        return TextFrontend(
+            data.text_frontend, data.text_normaliser, self.lexicon, self.espeakng_loader
+        )
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -180,7 +188,11 @@ class Record(_Section):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint whose state.json was read."""
+    """A checkpoint whose state.json was read.
+
+    checkpoint = Checkpoint.read(folder / "step-000500")
+    weights = checkpoint.arrays(checkpoint.record.weights_group)
+    """
 
     path: Path
     record: Record
@@ -214,7 +226,7 @@ class Checkpoint:
         with _explain_unreadable(path):
             file = safe_open(path, framework="np")
         with file:
-            # All are read once before: what has begun must not fail.
+            # All arrays are read once before, so that a damaged file fails here and not halfway.
             arrays = _OpenArrays(file)
             with _explain_unreadable(path):
                 self._check_digest(group, arrays)
@@ -286,7 +298,7 @@ def recover_interrupted_replace(folder: Path) -> None:
 
 
 def remove_partial_checkpoints(folder: Path) -> None:
-    """Remove what killed processes left: parts of checkpoints, and replaced ones."""
+    """Remove the parts of checkpoints, and replaced ones, that killed processes left."""
     for remains in (*folder.glob(".partial-*"), *folder.glob(".former-*")):
         # The folder may belong to another user.
         try:
@@ -295,6 +307,9 @@ def remove_partial_checkpoints(folder: Path) -> None:
             log.warning("%s cannot be removed: %s: %s", remains, error.filename, error.strerror)
 
 
+# Three things may be wrong, and each has its message. First damage: the file is missing, is not
+# JSON, or does not match its checksum. Then another format, whose checksum is not compared, since
+# it may be made in another way. Then settings that this version lacks.
 def read_record(checkpoint: Path) -> Record:
     """Read the state.json of a checkpoint; raise CheckpointError if that cannot be used."""
     path = checkpoint / STATE
@@ -361,6 +376,10 @@ def _explain_unreadable(path: Path) -> Iterator[None]:
         ) from error
 
 
+# A kill or a full disk must never leave half a checkpoint under its final name. So everything is
+# written to a folder with another name, flushed to the disk, and then renamed, which happens at
+# once or not at all. If a checkpoint is to be replaced, it is renamed first. A kill between the two
+# renames leaves it under that name, and `recover_interrupted_replace` puts it back.
 def write_checkpoint(
     target: Path,
     groups: Iterable[tuple[str, Iterable[tuple[str, np.ndarray]]]],
@@ -368,7 +387,7 @@ def write_checkpoint(
     by: str = "",
     replace: bool = False,
 ) -> Checkpoint:
-    """Write a checkpoint under a temporary name, to the disk, then rename it; return it.
+    """Write a checkpoint under a temporary name, flush it to the disk, rename it, and return it.
 
     Raises an OSError that names the file if the disk refuses, or if the checkpoint exists
     (ENOTEMPTY); then nothing is left of it, and a checkpoint that was to be replaced stays.
@@ -421,8 +440,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     The file is the length of its header in 8 bytes, the header as JSON, and the values in C order
     without gaps: https://github.com/huggingface/safetensors#format
     """
-    # Of the library's functions, `save` first copies all arrays (86 MB took 162 ms instead of 98),
-    # and `save_file` makes files that only their owner may read, with errors that do not tell a
+    # The library's functions do not fit: `save` first copies all arrays (86 MB took 162 ms instead
+    # of 98). `save_file` makes files that only their owner may read, and its errors do not tell a
     # full disk.
     contents = {}
     header = {}

@@ -1,4 +1,10 @@
-"""Settings that a run has from another one: its own checkpoint, a pretrained run, its teacher."""
+"""Settings that a run has from another one: its own checkpoint, a pretrained run, its teacher.
+
+What comes in are the settings that the user gave, and the record of the other run. A setting that
+the user gave must be equal to the recorded one, and a setting that was left out takes its value.
+Which settings these are is said by their marks in `config.schema`. All this happens in the main
+thread, before a corpus is read.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +22,15 @@ from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | None:
     """Open the teacher that the settings name, if they name one; raise CheckpointError if unfit.
 
-    A run that resumes takes the checkpoint that it has had, also if the teacher's run has a better
+    A run that resumes takes the same checkpoint as before, even if the teacher's run has a better
     one by now.
     """
     recorded = resumed.record.teacher if resumed else None
     path = config.teacher.teacher
     if resumed and (recorded is None) != (path is None):
-        had = f"--teacher {recorded.run}" if recorded else "none"
+        had = "none"
+        if recorded:
+            had = f"--teacher {recorded.run}"
         raise CheckpointError(
             f"--teacher {path} was given, but {resumed.checkpoint.path} was trained with {had}."
             " Take all settings from the run with --config, or start another one with --run."
@@ -32,7 +40,8 @@ def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | Non
     name = None
     if recorded is not None:
         checkpoint = checkpoint_of(Path(path) / "checkpoints", recorded.step)
-        name = checkpoint.name if checkpoint.exists() else None
+        if checkpoint.exists():
+            name = checkpoint.name
     teacher = TrainedRun.open(Path(path), name)
     if resumed and recorded and teacher.checkpoint.weights_digest != recorded.weights:
         raise CheckpointError(
@@ -57,7 +66,7 @@ def inherit_settings(config: Config, source: TrainedRun) -> Config:
     fixed = reset_inactive(source.record.settings)
     advice = "give another --init-from, or start another run with --run"
     origin = f"the run starts from {source.checkpoint.path}, which"
-    # What a vocoder has from its teacher, it has from the one that it has now.
+    # A vocoder takes these settings from its present teacher, which may differ from the source's.
     is_taught = fixed.model.task == "vocoder" and config.teacher.teacher is not None
     inherited = [
         setting

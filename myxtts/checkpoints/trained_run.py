@@ -1,6 +1,6 @@
 """The folder of a run, and what other runs take from it: settings, vocabulary, networks.
 
-Without TensorFlow, which takes seconds to import, until a network is loaded.
+TensorFlow, which takes seconds to import, is not needed until a network is loaded.
 
 runs/<name>/
     config.yaml       resolved settings; loads back
@@ -52,11 +52,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A run and the one of its checkpoints that is used: by a resume, another run, or inference."""
+    """A run and the checkpoint of it that a resume, another run or inference uses.
+
+    run = TrainedRun.open(Path("runs/my_voice"))
+    weights = run.weights()
+    """
 
     path: Path
     checkpoint: Checkpoint
 
+    # Only the newest record knows which checkpoint is the best, so it is read first. If the best
+    # checkpoint was removed, the newest is used.
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> "TrainedRun":
         """Open a run at a checkpoint such as step-002000; by default at the best, or the newest.
@@ -95,7 +101,9 @@ class TrainedRun:
     def newest(cls, path: Path) -> "TrainedRun | None":
         """Open a run at its newest checkpoint; None if it has no checkpoint."""
         newest = latest(path / "checkpoints")
-        return None if newest is None else cls(path, Checkpoint.read(newest))
+        if newest is None:
+            return None
+        return cls(path, Checkpoint.read(newest))
 
     @property
     def record(self) -> Record:
@@ -107,7 +115,7 @@ class TrainedRun:
 
     @property
     def source(self) -> Source:
-        """What checkpoints of other runs record of this one."""
+        """The entry for this run in the checkpoints of other runs."""
         weights = self.checkpoint.weights_digest
         return Source(run=str(self.path), step=self.record.step, weights=weights)
 
@@ -145,6 +153,9 @@ class VocoderChoice(NamedTuple):
     note: str = ""
 
 
+# The requested vocoder wins over the one of the voice's settings, and without either it is
+# Griffin-Lim. A file *.onnx only has to exist. A run has to be a vocoder, and to take mels of the
+# format that the voice makes. Each message says whether the user or the settings named the vocoder.
 def select_vocoder(
     voice: Path,
     settings: Config,
@@ -152,7 +163,7 @@ def select_vocoder(
     requested: str | Path | None = None,
     iterations: int | None = None,
 ) -> VocoderChoice:
-    """Choose the vocoder of a voice: the requested one, else that of its settings or Griffin-Lim.
+    """Choose the vocoder of a voice: as requested, else by its settings, else Griffin-Lim.
 
     Raises CheckpointError if the run has no checkpoint, is no vocoder, or its audio format is not
     the voice's; ConfigError if iterations were requested for another vocoder than Griffin-Lim.

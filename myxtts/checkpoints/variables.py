@@ -1,4 +1,7 @@
-"""Puts the arrays of a checkpoint into variables."""
+"""Puts the arrays of a checkpoint into variables.
+
+First all arrays are read and compared with all variables, and only then the first variable changes.
+"""
 
 from collections.abc import Mapping
 

@@ -28,6 +28,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     return parser.parse(argv)
 
 
+# Without an environment that names the workers, this process is the launcher: it starts one process
+# for each worker with the same command, which then finds the environment and runs the checks.
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     cluster = find_cluster(os.environ)

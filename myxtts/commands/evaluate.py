@@ -45,6 +45,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     return parser.parse(argv)
 
 
+# The flags become EvaluationOptions by their names, and lists become tuples, as its fields are.
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = vars(parse(argv, prog))
     for name in ("columns", "seeds", "noise_snr_db", "rt60"):

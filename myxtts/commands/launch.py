@@ -67,6 +67,8 @@ def worker_addresses(options: argparse.Namespace) -> tuple[tuple[str, ...], tupl
     return workers, (rank,)
 
 
+# The program may be a command of myxtts, a Python file, or -m and a module. A file of the same name
+# wins over a command. Whatever the launcher cannot find is reported before a worker starts.
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     program = [word for i, word in enumerate(options.program) if i or word != "--"]

@@ -2,8 +2,8 @@
 
 Each command is a module of the group `commands` (`base/plugins`) with its name (NAME), one line
 about it (HELP), the extra of pyproject.toml that it needs (EXTRA), if any, and `main(argv, prog)`,
-which returns the exit code. A command imports TensorFlow
-only once its arguments are known to be right.
+which returns the exit code. A command imports TensorFlow only once its arguments are known to be
+right.
 """
 
 import argparse
@@ -73,6 +73,9 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
     return _main_of(load_command(name), argv[1:], f"{prog} {name}")
 
 
+# A missing package is reported with the command that installs it, before the arguments are read,
+# but --help always works. A SIGTERM ends most commands by SystemExit, so that their scopes are left
+# and temporary files go.
 def _main_of(command: ModuleType, argv: Sequence[str], prog: str) -> int:
     extra = getattr(command, "EXTRA", "")
     if extra and find_spec(NEEDED_BY[extra]) is None and not {"-h", "--help"} & {*argv}:
@@ -89,8 +92,9 @@ def load_command(name: str) -> ModuleType:
 
 
 def print_completion(shell: str) -> None:
-    """Print what a shell completes, by shtab from the parsers of all commands; raises ConfigError
-    if shtab is missing or lacks the shell.
+    """Print the script of a shell's completion, which shtab makes of the commands' parsers.
+
+    Raises ConfigError if shtab is missing or lacks the shell.
     """
     check_packages(COMPLETION, "shtab")
     import shtab
@@ -107,7 +111,7 @@ def print_completion(shell: str) -> None:
             if setting := SETTINGS.get(action.dest):
                 action.choices = setting.choices or None
                 is_path |= setting.kind is str and not setting.choices
-            # Not only of paths: shtab also turns off bash's own completion of files.
+            # Texts complete as files, too, because shtab turns off bash's own completion of them.
             if is_path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
         added.add_parser(command.NAME, parents=[made], add_help=False, help=command.HELP)

@@ -43,6 +43,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     return parser.parse(argv)
 
 
+# Every placement of the GPUs is made from the times, its bound is computed by arithmetic, and the
+# shortest comes first. Nothing is measured, so this needs no GPU and no TensorFlow.
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     check_writable("--json", options.json_file)
@@ -52,10 +54,10 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             "--produce-ms and --step-ms are both 0, so nothing can be compared. Give one above 0."
         )
     speeds = speeds_of(options)
-    costs = options.num_workers, options.all_reduce_ms / 1e3
-    found = candidate_placements(speeds, mean_s, options.batch_size, *costs)
+    workers, all_reduce_s = options.num_workers, options.all_reduce_ms / 1e3
+    found = candidate_placements(speeds, mean_s, options.batch_size, workers, all_reduce_s)
     observe_s = options.observe_ms / 1e3
-    ranked = rank(candidate.bound(mean_s, *costs, observe_s) for candidate in found)
+    ranked = rank(each.bound(mean_s, workers, all_reduce_s, observe_s) for each in found)
     print("\n".join(format_table(ranked)))
     print(describe_bound(ranked, speeds.bound_s(mean_s)))
     if options.json_file:
@@ -64,7 +66,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             | {"bound_s": batch_s, "formula": formula}
             for candidate, formula, batch_s in ranked
         ]
-        figures = {"mean_s": mean_s, "all_reduce_s": costs[1], "observe_s": observe_s}
+        figures = {"mean_s": mean_s, "all_reduce_s": all_reduce_s, "observe_s": observe_s}
         write_json(options.json_file, figures | {"placements": placements})
     return 0
 

@@ -1,4 +1,4 @@
-"""`myxtts text`: a text → what is normalised, read from the lexicon, and spoken."""
+"""`myxtts text`: a text → its normalised form, its words in the lexicon, and its phonemes."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -57,10 +57,12 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 
 
 def lines(stages: Stages, frontend: TextFrontend, language: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the content of each stage, and what is left to espeak-ng."""
+    """Yield the name and the content of each stage, and the words that are left to espeak-ng."""
     yield "text", stages.text
     if frontend.kind == "phonemes":
-        by = description(language) if frontend.normaliser != "none" else "espeak-ng alone"
+        by = "espeak-ng alone"
+        if frontend.normaliser != "none":
+            by = description(language)
         yield "normalised", f"{stages.normalised} ({by})"
         yield "lexicon", f"{stages.lexicon} ({len(frontend.lexicon)} words)"
     yield frontend.kind, "".join(stages.symbols)

@@ -33,8 +33,10 @@ def other_names() -> dict[str, dict[str, Any]]:
     return tables | {"instead": by_name}
 
 
+# A wrong guess is worse than none, so both names are compared word by word. Plurals and hyphens do
+# not matter. A word that other trainers or settings use is not taken for a misspelling.
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that a misspelt one means, or None.
+    """Return the name among `names` that a misspelt name means, or None.
 
     Each word has at most one edit in four letters. A word that other names have is no misspelling:
     --eval-data is not --val-data, nor --speed --seed.
@@ -109,15 +111,19 @@ def advice_on_key(name: str) -> str | None:
     return advice and FLAG.sub(key, advice)
 
 
+# A renamed setting comes first. Then the texts of other_names.yaml are tried: those for this
+# command, then for `train`. A text fits if the command has all flags that it names. At last another
+# command is named that has something like it.
 def _advice(name: str, command: str, flags: Collection[str]) -> str | None:
     """Return what to use instead of a name with _ for -; None for a name in none of the tables."""
     renamed = flag_of(other_names()["renamed"].get(name, ""))
     if renamed in flags:
         return f": it was renamed to {renamed}."
-    texts = {"train": flag_of(name)} if name in SETTINGS else {}
-    texts |= other_names()["instead"].get(name, {})
+    texts = dict(other_names()["instead"].get(name, {}))
+    if name in SETTINGS:
+        texts = {"train": flag_of(name)} | texts
     for owners, text in sorted(texts.items(), key=lambda item: command not in item[0].split()):
-        # A setting means the same in each command. Another flag may differ from that of a run.
+        # A setting means the same in each command, but another flag may differ between commands.
         may_fit = command in owners.split() or owners == "train"
         if may_fit and {flag for flag, _ in FLAG.findall(text)} <= {*flags}:
             return f". Use {text}." if text.startswith("--") else f": {text}."

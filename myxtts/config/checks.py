@@ -14,7 +14,7 @@ from myxtts.devicefeed.errors import PlacementError
 
 
 def check_settings(config: Config, own: Collection[str] = ()) -> None:
-    """Raise ConfigError for contradictions, but for those of settings set later (`own`)."""
+    """Raise ConfigError for contradictions; `own` settings are set later and do not count."""
     for contradiction in _contradictions(config, own):
         raise ConfigError(contradiction)
 
@@ -112,6 +112,6 @@ def inactive_settings(values: Mapping[str, Any]) -> Iterator[Setting]:
 
 
 def reset_inactive(config: Config) -> Config:
-    """Return the settings to compare or to write, with the default of each that has no effect."""
+    """Return the settings to compare or to write; inactive ones have their defaults."""
     defaults = {setting.name: setting.default for setting in inactive_settings(values_of(config))}
     return with_values(config, defaults)

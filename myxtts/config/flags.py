@@ -1,4 +1,8 @@
-"""The schema as a flat table, from which command lines, messages and the documentation are made."""
+"""The schema as a flat table, from which command lines, messages and the documentation are made.
+
+At import, pydantic's JSON schema of each section is read, and each of its properties becomes a
+Setting. So a setting is written once, in `config.schema`.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,8 +29,10 @@ SCRIPTS: dict[str, str] = yaml.safe_load(
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting; `kind` is that of an item where `many` make a list, `allowed` is in words, and
-    `word` is a text that is allowed instead of a list or a number.
+    """One setting, as the schema has it.
+
+    If `many` values make a list, `kind` is the type of an item. `allowed` has the values in words,
+    and `word` is a text that is allowed instead of a list or a number.
     """
 
     section: str
@@ -82,7 +88,9 @@ def _allowed(form: dict[str, Any]) -> str:
         return f"a list of {_NOUNS[item['type']]}s{_bounds(item)}"
     if form["type"] in _NOUNS:
         return f"a {_NOUNS[form['type']]}{_bounds(form)}"
-    text = f"text that matches {form['pattern']}" if "pattern" in form else "text"
+    text = "text"
+    if "pattern" in form:
+        text += f" that matches {form['pattern']}"
     return {"null": "null", "boolean": "true or false", "string": text}[form["type"]]
 
 
@@ -96,7 +104,7 @@ def _bounds(form: dict[str, Any]) -> str:
 # Literal, a Field or an alias of both.
 def _setting(section: str, name: str, form: dict[str, Any], schema: type[Section]) -> Setting:
     field = schema.model_fields[name]
-    value = form["anyOf"][0] if "anyOf" in form else form
+    value = form.get("anyOf", [form])[0]
     item = value.get("items", value)
     own_needs = (part for part in field.metadata if isinstance(part, Needs))
     own_marks = (part for part in field.metadata if isinstance(part, Mark))
@@ -149,12 +157,12 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def turned_off(config: Config, mark: Mark) -> Config:
-    """Return the settings with those of a mark turned off, such as OFF_IN_EVALUATION."""
+    """Return the settings, with all settings of a mark turned off, such as OFF_IN_EVALUATION."""
     return with_values(config, {setting.name: setting.off for setting in marked(mark)})
 
 
 def command_line(command: str) -> str:
-    """Return what a user types: in a checkout its script or `python -m myxtts NAME`."""
+    """Return the command line of a command: in a checkout its script or `python -m myxtts NAME`."""
     if not (Path(__file__).parents[2] / SCRIPTS["train"]).is_file():
         return f"myxtts {command}"
     return f"python {SCRIPTS.get(command, f'-m myxtts {command}')}"
@@ -162,5 +170,12 @@ def command_line(command: str) -> str:
 
 def join_names(names: Sequence[str]) -> str:
     """Return the first 16 names for a message, with a mark if there are more."""
-    ellipsis = ["…"] if len(names) > 16 else []
-    return ", ".join([*names[:16], *ellipsis])
+    shown = [*names[:16]]
+    if len(names) > 16:
+        shown.append("…")
+    return ", ".join(shown)
+
+
+def items_of(value: Any) -> Sequence[Any]:
+    """Return the items of a list; a single value is one item."""
+    return value if isinstance(value, list | tuple) else (value,)

@@ -96,6 +96,11 @@ class _Given(NamedTuple):
 _Source = dict[str, _Given]
 
 
+# Three sources are merged by the name of a setting: the file of --config with the files that it
+# builds on, then the flags, then what follows from them. Only then the values are validated, so a
+# flag can replace a wrong value of a file. What is inactive with these values gets its default, so
+# that two runs that train alike have equal settings. Giving it is an error, unless a flag or an
+# older version has made it inactive.
 def load(
     path: Path | None = None, overrides: Mapping[str, Any] | None = None, own: Collection[str] = ()
 ) -> Config:
@@ -107,12 +112,15 @@ def load(
         overrides: values of flags by the name of the setting; lists are tuples.
         own: settings that the caller sets later, so that others may need them.
     """
-    in_file = _read(path) if path else {}
     by_flag = {name: _Given(value, flag_of(name)) for name, value in (overrides or {}).items()}
-    # A run has recorded all settings, not only those that the user gave: GPUs that a flag replaces,
-    # and settings that an earlier version did not know to be inactive.
-    traces = [path.with_name(name) for name in (".lock", "checkpoints")] if path else []
-    is_of_run = path is not None and path.name == RUN_CONFIG and any(map(Path.exists, traces))
+    # A run's config.yaml holds every setting, so it may name GPUs that a flag now replaces, and
+    # settings that were inactive.
+    in_file: _Source = {}
+    is_of_run = False
+    if path:
+        in_file = _read(path)
+        traces = (path.with_name(name) for name in (".lock", "checkpoints"))
+        is_of_run = path.name == RUN_CONFIG and any(map(Path.exists, traces))
     if is_of_run:
         in_file = _without_replaced_gpus(in_file, by_flag)
     merged = in_file | by_flag | _without_default_length(in_file, by_flag)
@@ -121,8 +129,7 @@ def load(
         if name not in URLS:
             check_local(given.value, given.where)
     config = _validated(merged)
-    # Needs are about validated values. What is inactive then gets its default, so that two runs
-    # that train alike have equal settings.
+    # Needs are about validated values, so these are validated before and after.
     inactive = set(_inactive(config, in_file, by_flag, own, is_of_run))
     if inactive:
         config = _validated({name: given for name, given in merged.items() if name not in inactive})
@@ -148,7 +155,9 @@ def json_schema() -> dict[str, Any]:
 def format_value(value: Any) -> str:
     """Return a value for a message: escaped, and cut."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+    if len(text) > SHOWN_CHARACTERS:
+        text = text[: SHOWN_CHARACTERS - 3] + "..."
+    return text
 
 
 def check_storable(text: str, where: str) -> None:
@@ -212,6 +221,10 @@ def _without_default_length(in_file: _Source, by_flag: _Source) -> _Source:
     return {"max_steps": _Given(0, epochs.where)}
 
 
+# A setting without what it needs has no effect. This is a mistake of the user if a flag gives it
+# another value than the default, or if a file gives it and contradicts itself. It is no mistake if
+# a flag has changed what the setting of a file needs, or an older version wrote the file of a run.
+# Then the setting is yielded, to get its default.
 def _inactive(
     config: Config, in_file: _Source, by_flag: _Source, own: Collection[str], is_of_run: bool
 ) -> Iterator[str]:
@@ -227,7 +240,7 @@ def _inactive(
         if name in own or setting.needs.names.intersection(own):
             continue
         if name in by_flag:
-            # A flag that turns off what is off by default is no mistake anywhere: `--vtlp 0`.
+            # A flag that turns off a setting that is off by default is never a mistake: `--vtlp 0`.
             is_mistake = value != setting.default or bool(value)
         else:
             # A file is wrong on its own account only if its values contradict each other.
@@ -247,8 +260,7 @@ def _inactive(
 
 def _check_text(given: _Given) -> None:
     """Raise ConfigError for a text, or one of several, that is empty or begins with ~."""
-    texts = given.value if isinstance(given.value, list | tuple) else [given.value]
-    for text in texts:
+    for text in flags.items_of(given.value):
         if not isinstance(text, str):
             continue
         if text == "":
@@ -261,6 +273,8 @@ def _check_text(given: _Given) -> None:
         check_storable(text, given.where)
 
 
+# The files that a file lists are read first, each with its own list. `through` has the files on the
+# way here, so that a cycle is found. All unknown names of a file are reported together, with lines.
 def _read(path: Path, through: tuple[Path, ...] = ()) -> _Source:
     """Return what a file and the files that it lists set, by name; later files replace earlier."""
     content = _content(path)
@@ -311,7 +325,9 @@ def _content(path: Path) -> _Mapping:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # ValueError: bytes that are not UTF-8, an escape of no character, !!int on a text.
         mark = getattr(error, "problem_mark", None)
-        place = f"{path}, line {mark.line + 1}" if mark else f"{path}"
+        place = str(path)
+        if mark:
+            place += f", line {mark.line + 1}"
         parts = getattr(error, "context", None), getattr(error, "problem", None)
         problem = ", ".join(filter(None, parts)) or " ".join(str(error).split())
         advice = "Save it as UTF-8." if isinstance(error, UnicodeError) else "Correct it."
@@ -361,7 +377,7 @@ def _invalid(setting: Setting, given: _Given) -> str:
     if setting.kind is str and isinstance(given.value, bool | int | float):
         return f"{message} Put it in quotes."
     former = other_names()["values"].get(setting.name, {})
-    for value in map(str, given.value if isinstance(given.value, tuple) else (given.value,)):
+    for value in map(str, flags.items_of(given.value)):
         near = nearest(value, setting.choices)
         if value in former:
             return f"{message} {former[value]}"

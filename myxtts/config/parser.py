@@ -258,6 +258,9 @@ def add_vocoder_flags(parser: CommandParser) -> None:
     add_option(parser, "--iterations", "iterations", "iterations of Griffin-Lim (default 30)")
 
 
+# argparse gives only the settings that were typed, since their default is SUPPRESS. So flags
+# replace the values of a file, and defaults never do. A resumed run without --config and
+# --train-data takes its own file, as if it were given with --config.
 def read_settings(
     parser: CommandParser, argv: Sequence[str], own: Collection[str] = ()
 ) -> tuple[Config, argparse.Namespace]:

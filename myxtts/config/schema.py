@@ -10,7 +10,7 @@ them. A section may have needs and marks for all of its settings.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,6 +29,8 @@ SET = True
 UNSET = False
 
 
+# Needs are kept as alternatives, each a conjunction. So `a & b` joins every alternative of one with
+# every one of the other, and a message can name the alternative that lacks least.
 @dataclass(frozen=True)
 class Needs:
     """Conditions by the names of settings: `a & b` needs both, `a | b` one of them as a whole."""
@@ -37,14 +39,14 @@ class Needs:
 
     def __and__(self, other: "Needs") -> "Needs":
         pairs = product(self.alternatives, other.alternatives)
-        return Needs(tuple(_joined(*pair) for pair in pairs))
+        return Needs(tuple(_joined(mine, others) for mine, others in pairs))
 
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(self.alternatives + other.alternatives)
 
     @property
     def names(self) -> set[str]:
-        return set().union(*self.alternatives)
+        return set(chain.from_iterable(self.alternatives))
 
     @property
     def text(self) -> str:
@@ -144,8 +146,8 @@ class Mark:
 
 
 # Training, local SGD, evaluation, profiler and report make their tables of settings from these
-# marks (`flags.marked`). Tables of their own were 13 in ten files, of which a new setting needed
-# up to three, and nothing failed where one was forgotten.
+# marks (`flags.marked`). Before, there were 13 tables in ten files. A new setting needed up to
+# three of them, and nothing failed where one was forgotten.
 FIXED = Mark("cannot change within a run: the plan, the symbols or the weights depend on it")
 INHERITED = Mark("comes with the weights that a run starts from, which have no meaning without it")
 FROM_TEACHER = Mark("comes from the teacher of a run, which reads the symbols of the run")
@@ -336,8 +338,8 @@ class ModelConfig(Section):
     guidance: Annotated[float, bounds_of("guidance"), needs(task="tts"), IN_SCORES] = 1.0
     """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""
     variety: Annotated[float, bounds_of("variety"), needs(task="tts"), IN_SCORES] = 1.0
-    """Variety of pitch and energy in synthesis, of that of people, and half of it of durations; 0
-    is their mean."""
+    """Variety of pitch and energy in synthesis, as a fraction of how much people vary them, and
+    half as much of durations; 0 speaks the means."""
     vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE, IN_SCORES] = None
     """Run of a vocoder, which computes the waves of a `tts`; else Griffin-Lim (`griffin-lim`)."""
 
@@ -447,7 +449,7 @@ class RunConfig(Section):
     """Folder of all runs."""
     resume: Annotated[bool, IN_ALL_JOBS, OF_FOLDER, OFF_IN_TRIAL, OFF_IN_MERGE] = False
     """Continue the run of this name from its newest checkpoint, if it has one. Without --config
-    and train_data, its settings are those of its config.yaml, which flags replace."""
+    and train_data, it takes the settings of its config.yaml, which flags replace."""
     lock: Annotated[bool, PER_MACHINE] = True
     """Lock the run folder. Without, on a file system that has no locks, nothing prevents a second
     start from training the same run, which would damage it."""

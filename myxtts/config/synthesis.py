@@ -20,6 +20,7 @@ BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
     "iterations": (int, 1, 1000),  # of Griffin-Lim
 }
 """Kind, lowest and highest value of each option."""
+_KINDS: dict[type, tuple[type, str]] = {int: (Integral, "whole number"), float: (Real, "number")}
 
 
 def bounds_of(name: str) -> Any:
@@ -32,9 +33,9 @@ def check_options(**values: Any) -> None:
     """Raise ConfigError at the first value that is no number within the bounds of its option."""
     for name, value in values.items():
         kind, low, high = BOUNDS[name]
-        is_number = isinstance(value, Integral if kind is int else Real)
+        number, noun = _KINDS[kind]
+        is_number = isinstance(value, number)
         if not is_number or not low <= value <= high:
-            noun = "whole number" if kind is int else "number"
             raise ConfigError(
                 f"{name} is {value!r}, but must be a {noun} from {low:.15g} to {high:.15g}."
             )
@@ -52,8 +53,8 @@ class SynthesisOptions:
     speed: float = 1.0  # 2 halves every duration
     pitch_semitones: float = 0.0
     energy_db: float = 0.0
-    # How much pitch and energy vary, as a fraction of that of people, and durations half of it; 0
-    # speaks their means, without noise in the mel.
+    # How much pitch and energy vary, as a fraction of how much they vary in people; durations vary
+    # by half of it. 0 speaks the means, without noise in the mel.
     variety: float = 1.0
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off

@@ -25,7 +25,7 @@ class AudioFolder:
     def __init__(self, path: Path):
         self.path = path
         absolute = os.path.abspath(path)
-        # Absolute names may be written by the name of a linked folder, or by that of its target.
+        # Absolute names may begin with the name of a linked folder, or with the name of its target.
         roots = dict.fromkeys((absolute, os.path.realpath(absolute)))
         self._prefixes = tuple(os.path.join(root, "") for root in roots)
         self._listing = cache(self._list)
@@ -34,9 +34,9 @@ class AudioFolder:
     def find(self, name: str) -> str | None:
         r"""Return the path of a file, relative unless `name` is absolute; None if it is missing.
 
-        None also if .. or an absolute name leads out of the folder. These are tried: the name as it
-        is; the name with / instead of \; the file of the same stem, in the Unicode form NFC, with
-        the first suffix of SUFFIXES that there is, in upper or lower case.
+        Also returns None if .. or an absolute name leads out of the folder. These are tried: the
+        name as it is; the name with / instead of \; the file of the same stem, in the Unicode form
+        NFC, with the first suffix of SUFFIXES that there is, in upper or lower case.
         """
         if member_of(name):
             return name
@@ -53,7 +53,7 @@ class AudioFolder:
         if "\\" in name:
             return self.find(name.replace("\\", "/"))
         similar = self._by_stem(subfolder).get(_stem_of(file))
-        return os.path.join(subfolder, similar) if similar else None
+        return similar and os.path.join(subfolder, similar)
 
     def _list(self, subfolder: str) -> frozenset[str]:
         """The names in a subfolder; none if it is missing."""
@@ -63,7 +63,7 @@ class AudioFolder:
             return frozenset()
 
     def _index(self, subfolder: str) -> dict[str, str]:
-        """The audio files of a subfolder by their stem; of several, the first of SUFFIXES."""
+        """The audio files of a subfolder by their stem; the first of SUFFIXES wins."""
         files = {}
         for name in sorted(filter(suffix_of, self._listing(subfolder)), key=_order, reverse=True):
             files[_stem_of(name)] = name
@@ -83,8 +83,7 @@ def suffix_of(name: str) -> str:
 
 def _stem_of(name: str) -> str:
     """Return a name in the Unicode form NFC, without the suffix of an audio file."""
-    stem = name[: -len(suffix)] if (suffix := suffix_of(name)) else name
-    return stem if stem.isascii() else unicodedata.normalize("NFC", stem)
+    return unicodedata.normalize("NFC", name[: len(name) - len(suffix_of(name))])
 
 
 def audio_subfolders(folder: Path) -> list[Path]:

@@ -1,4 +1,10 @@
-"""Rows -> manifest: checks every row, and keeps the result until something changes."""
+"""Rows -> manifest: checks every row, and keeps the result until something changes.
+
+What comes in are the rows of the metadata. If no file has changed since the last time, the manifest
+comes from the cache. Otherwise threads open every audio file and check its form and duration, and
+the main thread makes symbols of every text. What goes out are the usable rows as columns, their
+vocabulary, and the rejected rows with reasons.
+"""
 
 import hashlib
 import io
@@ -54,10 +60,10 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
-# Increase it with the columns or the checks: a manifest of earlier ones must not be taken.
+# A change of the columns or the checks must increase it, so that no older manifest is taken.
 CACHE_FORMAT = 7
 BEFORE = ".before.npz"  # the manifest that another one has replaced
-# More than cores, since they mostly wait for the disk.
+# There may be more threads than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8
 # Twice the frames of the longest utterance, which is more than its symbols.
 MAX_TEXT_CHARACTERS = 20_000
@@ -80,6 +86,11 @@ class _Audio(NamedTuple):
     native: bool
 
 
+# First the languages get one spelling. Then the key of the cache is computed: a digest of
+# everything that the manifest depends on, with the size and the times of every file. If it is equal
+# to the saved one, the result is there. Otherwise the audio is checked before the texts, since the
+# time that a text needs is compared with the length of its recording. The vocabulary comes last:
+# it holds what the usable rows have.
 def build_manifest(
     rows: Rows,
     data: DataConfig,
@@ -111,10 +122,10 @@ def build_manifest(
     # Characters need no language, so that any name is one.
     spell = canonical_code if length_rule and frontend.kind == "phonemes" else canonical_name
     codes = {row.language: spell(row.language) for row in rows.rows}
-    earlier = vocabulary.languages if vocabulary else ()
     # An earlier run keeps its spelling.
-    known = {spell(name): name for name in earlier}
-    codes = {name: known.get(code, code) for name, code in codes.items()}
+    if vocabulary:
+        known = {spell(name): name for name in vocabulary.languages}
+        codes = {name: known.get(code, code) for name, code in codes.items()}
     spelled = RowTuple(row._replace(language=codes[row.language]) for row in rows.rows)
     rows = rows._replace(rows=spelled)
     key = ""
@@ -127,8 +138,7 @@ def build_manifest(
     rejected: list[RejectedRow] = []
 
     def reject(row: Row, reason: str, detail: str) -> None:
-        place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
-        rejected.append(RejectedRow(*place, reason, shortened(detail)))
+        rejected.append(rows.rejecting(row, reason, detail))
 
     audio = _usable_audio(rows, reject, data, workers)
     usable = [(utterance, list[str]()) for utterance in audio]
@@ -180,6 +190,8 @@ def report_rejected(
     log.warning("%s", summary)
 
 
+# Threads examine the files, and this thread takes the results in the order of the rows. So the
+# first of two rows that name the same stretch is kept, whichever thread was faster.
 def _usable_audio(rows: Rows, reject: Reject, data: DataConfig, workers: int) -> list[_Audio]:
     usable: list[_Audio] = []
     line_of: dict[tuple[str, int, int], int] = {}
@@ -205,7 +217,7 @@ def _examine(
     data: DataConfig,
     files: tuple[Callable[[str], AudioHeader], Callable[[str], None]],
 ) -> _Audio | UnusableAudio:
-    """Check the file of a row; `files` are read_header and check_finite."""
+    """Check the file of a row; `files` are read_header and check_finite, which may be cached."""
     read_header, check_finite = files
     is_member = member_of(row.audio) is not None
     path = row.audio
@@ -222,22 +234,22 @@ def _examine(
         header = read_header(path)
         length = resampled_length(header.samples, header.rate_hz)
         start, samples = _stretch(row, length)
-        # Longer ones are rejected below, without decoding hours.
+        # Much longer stretches are rejected below, without decoding hours of sound.
         if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * SAMPLE_RATE_HZ:
             start, samples = _trimmed(path, start, samples, data.trim)
         if fault := duration_fault(samples, data):
             raise fault
-        # This reads all samples, and only those of 32 bits may be on any scale.
+        # This reads all samples. Only samples of 32 bits can be not finite, or on another scale.
         if header.wide:
             check_finite(path)
     except UnusableAudio as error:
         return error
-    # Of a native file all samples are decoded.
+    # Native decoding reads the whole file, which is wasted if the stretch is less than half of it.
     return _Audio(row, path, real_path, start, samples, header.native and 2 * samples >= length)
 
 
 def duration_fault(samples: int, data: DataConfig) -> UnusableAudio | None:
-    """Return what to raise of an utterance that is shorter or longer than the settings allow."""
+    """Return the error of an utterance that is shorter or longer than the settings allow."""
     # Rounded away from the limit, so that the message does not seem to contradict it.
     ms = 1000 * samples / SAMPLE_RATE_HZ
     if samples < data.min_seconds * SAMPLE_RATE_HZ:
@@ -254,7 +266,9 @@ def _stretch(row: Row, length: int) -> tuple[int, int]:
     if row.end_s is None and not row.start_s:
         return WHOLE, length
     start = round(row.start_s * SAMPLE_RATE_HZ)
-    end = length if row.end_s is None else round(row.end_s * SAMPLE_RATE_HZ)
+    end = length
+    if row.end_s is not None:
+        end = round(row.end_s * SAMPLE_RATE_HZ)
     if end - length > MAX_EXCESS_S * SAMPLE_RATE_HZ or start >= min(end, length):
         stretch = f"{row.start_s:.3f} s to {end / SAMPLE_RATE_HZ:.3f} s"
         detail = f"{stretch}, but the file has {length / SAMPLE_RATE_HZ:.3f} s"
@@ -305,7 +319,7 @@ def _usable_text(
 ) -> Iterator[tuple[_Audio, list[str]]]:
     """Yield the utterances whose text can be spoken and aligned, with their symbols.
 
-    At the end, log what of the texts is left to espeak-ng.
+    At the end, log the words that are left to espeak-ng.
     """
     left: Counter[str] = Counter()
     named: Counter[str] = Counter()
@@ -398,14 +412,15 @@ def _columns(
 
 
 def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
-    """Return a SHA-256 of what a manifest depends on: rows, arguments, sizes and times of files."""
-    known = _vocabulary_to_json(vocabulary) if vocabulary else None
+    """Return the SHA-256 of the rows, the arguments, and the sizes and times of all files."""
+    known = vocabulary and _vocabulary_to_json(vocabulary)
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
 
     def stamp_of(row: Row) -> FileStamp | None:
-        member = member_of(row.audio)
-        return file_stamp(member.tar if member else os.path.join(rows.folder, row.audio))
+        if member := member_of(row.audio):
+            return file_stamp(member.tar)
+        return file_stamp(os.path.join(rows.folder, row.audio))
 
     for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files"):
         digest.update(json.dumps([row, stamp]).encode())
@@ -437,8 +452,9 @@ def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow
 
 
 def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
-    """Return in words how the rows of a corpus differ from those of a run with this fingerprint, if
-    their manifest is still there. It is put back, if that of another corpus has replaced it.
+    """Return in words how a corpus differs from the rows of a run with this fingerprint.
+
+    The run's manifest must still be there. If another corpus has replaced it, it is put back.
     """
 
     def rows(manifest: Manifest) -> list[str]:
@@ -487,7 +503,7 @@ def _read(cache: Path) -> tuple[str, Manifest, Vocabulary, list[RejectedRow]] | 
         return None
     symbols, speakers, languages = document["tables"]
     vocabulary = Vocabulary(SymbolTable(tuple(symbols)), tuple(speakers), tuple(languages))
-    rejected = [RejectedRow(*row) for row in document["rejected"]]
+    rejected = [RejectedRow._make(row) for row in document["rejected"]]
     return document["key"], Manifest(**columns), vocabulary, rejected
 
 

@@ -247,6 +247,9 @@ def speak_trimmed(
     )
 
 
+# The events are followed from the last to the first, because a silence ends where the next phoneme
+# begins. Each silence is moved to the end of the sound before it. Pauses without silence, and the
+# first of two pauses in a row, are left out.
 def _spans(samples: np.ndarray, events: list[tuple[int, str]]) -> list[tuple[str, float, float]]:
     """Convert events (start in samples, symbol) to spans without gaps, from 0 s to the end.
 

@@ -1,7 +1,10 @@
 """Reads the metadata of a corpus: the audio file, text, speaker and language of each row.
 
-The first reader of the group `corpora` (`base/plugins`) that takes a corpus reads it. A folder of
-audio needs no metadata for a task that needs no texts. docs/guides/data.md lists all forms.
+What comes in is the name of a folder, a file or a URL. The first reader of the group `corpora`
+(`base/plugins`) that takes it reads it. Then placeholders are answered, and each audio file is
+looked for. What goes out are rows that name existing files as far as possible; no sound is opened
+yet. A folder of audio needs no metadata for a task without texts. docs/guides/data.md lists all
+forms.
 """
 
 import csv
@@ -48,7 +51,9 @@ def read_rows(
     metadata_train.csv, else a fraction of the training rows. Raises as `read_corpus`.
     """
     read = partial(read_as_configured, data, needs_text=needs_text)
-    folder = Path(train).parent if Path(train).name == "metadata_train.csv" else Path(train)
+    folder = Path(train)
+    if folder.name == "metadata_train.csv":
+        folder = folder.parent
     if data.val_data is not None:
         rows = read(train), read(data.val_data, preferred="metadata_eval.csv")
         if os.path.samefile(rows[0].metadata, rows[1].metadata):
@@ -84,8 +89,8 @@ def read_corpus(
     """Read the rows of a corpus. Raises DataError if it cannot be read, or has another form.
 
     Args:
-        corpus: its folder, URL or metadata file; of a folder with several, that called `preferred`.
-        language: of rows without a language.
+        corpus: its folder, URL or metadata file; a folder may have several: see `preferred`.
+        language: the language of rows without one.
         root: folder to which the paths in tables are relative, by default the folder of the file.
             The audio of lines without a header is searched there first.
         columns: names of the columns of files without a header.
@@ -144,6 +149,8 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     With a fraction above 0 and at least two ids, each part has at least one.
     """
 
+    # A row's rank depends on its id alone. So a row that is added or moved changes no other rank,
+    # and rows with equal ids are never divided.
     def rank(id_: str) -> bytes:
         text = f"{seed}:{id_}".encode(errors="surrogateescape")
         return hashlib.blake2b(text, digest_size=RANK_BYTES).digest()
@@ -151,9 +158,9 @@ def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     ranks = np.fromiter(map(rank, rows.rows.ids), f"S{RANK_BYTES}", len(rows.rows))
     ordered = np.unique(ranks)
     total = len(ordered)
-    count = min(max(round(fraction * total), 1), total - 1) if fraction > 0 and total else 0
     is_held_out = np.zeros(len(ranks), bool)
-    if count:
+    if fraction > 0 and total > 1:
+        count = min(max(round(fraction * total), 1), total - 1)
         is_held_out = ranks <= ordered[count - 1]
     return rows.where(~is_held_out), rows.where(is_held_out)._replace(rejected=())
 
@@ -189,8 +196,7 @@ def leave_out(listing: str | None, *corpora: Rows) -> tuple[list[Rows], list[Rej
         is_named = np.fromiter((name in reasons for name in rows.rows.ids), bool, len(rows.rows))
         kept.append(rows.where(~is_named))
         for row in rows.where(is_named).rows:
-            place = row.metadata or str(rows.metadata), row.line, shortened(row.audio)
-            excluded.append(RejectedRow(*place, "excluded", shortened(reasons[row.id])))
+            excluded.append(rows.rejecting(row, "excluded", reasons[row.id]))
     total = sum(len(rows.rows) for rows in corpora)
     if excluded and not kept[0].rows:
         raise DataError(

@@ -18,7 +18,6 @@ DIGEST_BYTES = 32
 CHUNK_ROWS = 256
 STRING_COLUMNS = ("ids", "paths", "texts")
 
-
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +41,7 @@ class LengthRule(NamedTuple):
     """The minimum number of mel frames for a text, which the network first subsamples.
 
     CTC needs a frame for each symbol and for the blank between equal neighbours (Graves et al.
-    2006); an alignment one for each symbol, and for begin and end.
+    2006). An alignment needs a frame for each symbol, and for begin and end.
     """
 
     ctc: bool = False
@@ -64,7 +63,7 @@ class Manifest:
 
     Attributes:
         ids, paths, texts: N strings each; paths are absolute, through links as in the metadata.
-        starts: int64 [N], first sample at SAMPLE_RATE_HZ of a stretch of its file; WHOLE of others.
+        starts: int64 [N], first sample at SAMPLE_RATE_HZ of a stretch of a file; or else WHOLE.
         samples: int32 [N], length at SAMPLE_RATE_HZ, after resampling.
         native: bool [N], whether `tf.audio.decode_wav` returns exactly the samples of its file, of
             which these are at least half.
@@ -74,7 +73,7 @@ class Manifest:
         token_counts: int32 [N].
         speaker, language: int32 [N].
         token_ids: what each integer in `tokens` stands for, int32; None if it is the token itself.
-        shard_cache: folder for what was read of shards in an object store.
+        shard_cache: folder for utterances that were read of shards in an object store.
     """
 
     ids: Sequence[str]
@@ -105,14 +104,16 @@ class Manifest:
     def joined_tokens(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return the tokens of some utterances, one after the other, int32."""
         tokens = self.tokens[flat_indices(self.token_start[rows], self.token_counts[rows])]
-        return tokens.astype(np.int32) if self.token_ids is None else self.token_ids[tokens]
+        if self.token_ids is None:
+            return tokens.astype(np.int32)
+        return self.token_ids[tokens]
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of ids, stretches, tokens, speakers and languages, but not of paths."""
         digest = hashlib.sha256(b"[")
         firsts = range(0, len(self), CHUNK_ROWS)
-        # A chunk at a time: the columns of a large corpus stay on the disk.
+        # The digest takes a chunk at a time: the columns of a large corpus stay on the disk.
         for first in firsts:
             names = json.dumps([*self.ids[first : first + CHUNK_ROWS]])[1:-1]
             if first:

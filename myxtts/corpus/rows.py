@@ -29,9 +29,9 @@ class Row(NamedTuple):
     """One row of a corpus: a file, or the stretch of it from `start_s` to `end_s`.
 
     `audio` is relative to the folder of its Rows, or an absolute name in it, and unchecked. `end_s`
-    is None at the end of the file. `metadata` is the file of the row if it is not that of its Rows.
-    Readers leave `id` empty, and speaker and language without one. They may give a `normalised`
-    text, which is used instead of the text.
+    is None at the end of the file. `metadata` is the file of the row if its Rows have another one.
+    Readers leave `id` empty, and also a speaker or language that is not named. They may give a
+    `normalised` text, which is used instead of the text.
     """
 
     line: int
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class RejectedRow(NamedTuple):
-    """A row that cannot be used: the kind of fault, and what is specific to the row."""
+    """A row that cannot be used: the kind of fault (`reason`), and the details of this row."""
 
     metadata: str
     line: int
@@ -80,9 +80,14 @@ class Rows(NamedTuple):
         """Return the rows with True."""
         return self._replace(rows=self.rows.where(is_kept))
 
+    def rejecting(self, row: Row, reason: str, detail: str) -> RejectedRow:
+        """Return the entry of rejected.csv for a row of these."""
+        metadata = row.metadata or str(self.metadata)
+        return RejectedRow(metadata, row.line, shortened(row.audio), reason, shortened(detail))
+
 
 class CorpusOptions(NamedTuple):
-    """A file or folder that exists, and what is asked of it; see `read_corpus`."""
+    """A file or folder that exists, and how to read it; see `read_corpus`."""
 
     path: Path
     language: str
@@ -96,8 +101,8 @@ class Layout(NamedTuple):
     """A corpus as its reader understands it.
 
     Attributes:
-        form: in words, for the log.
-        metadata: the file of the rows, or the folder of several.
+        form: the form in words, for the log.
+        metadata: the file of the rows, or the folder of several files.
         rows: also the malformed ones; the audio is in the first of `folders` that has any of it.
     """
 
@@ -120,11 +125,15 @@ def is_missing(value: str) -> bool:
     return value in PLACEHOLDERS or not any(map(str.isalnum, value))
 
 
+# First the texts are read, and every value that looks like a placeholder is counted. Then it is
+# decided whether a word such as "None" is one: as a text it is rare, like other texts, but a
+# placeholder repeats. Then speakers and languages without a value get the default. At the end the
+# log says how many rows had placeholders, and which names differ in their spelling only.
 def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]:
-    """Return the rows of a file with the texts that are read, one spelling of each name, and what
-    metadata.yaml says instead of placeholders. Logs how many there are.
+    """Return the rows of a file with their texts, one spelling of each name, and no placeholders.
 
-    A word that is no more frequent than other texts is a text: somebody says "None".
+    metadata.yaml says what stands for a placeholder; the log says how many there are. A word that
+    is no more frequent than other texts is a text: somebody says "None".
     """
     found: dict[str, Counter[str]] = defaultdict(Counter)
 
@@ -147,13 +156,13 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
         code = given("language", canonical_name(row.language or ""), language)
         filled.append(row._replace(text=text, speaker=speaker, language=code, normalised=""))
     for column, answer in METADATA["answers"].items():
-        # Without any speaker, one is meant.
+        # If no row names a speaker, the corpus has one, and the empty column is no placeholder.
         is_named = column == "speaker" and len({row.speaker for row in filled}) > 1
         values = +found[column] if is_named else +found[column] - Counter({"": len(rows)})
         if values:
             kinds = ", ".join(value or "nothing" for value in values)
-            place = values.total(), len(rows), metadata, kinds, column, answer
-            log.warning("%d of %d rows of %s have %s for a %s: %s", *place)
+            found_in = f"{values.total()} of {len(rows)} rows of {metadata}"
+            log.warning("%s have %s for a %s: %s", found_in, kinds, column, answer)
     for column in ("speaker", "language"):
         for names in alike({getattr(row, column) for row in filled}):
             line = "the %ss %s of %s differ in case, spaces or form only: give them one spelling"
@@ -162,8 +171,9 @@ def with_values(rows: Sequence[Row], language: str, metadata: Path) -> list[Row]
 
 
 def without_capitals(form: str, rows: list[Row | RejectedRow]) -> str:
-    """Put the texts into lower case if all of them are capitals, as in LibriSpeech: the text front
-    end would spell "IT" and "US". Returns the form, which then says so.
+    """Put the texts into lower case if all are capitals; return the form, which then says so.
+
+    LibriSpeech is such a corpus. The text front end would spell "IT" and "US".
     """
     texts = [row.text for row in rows if isinstance(row, Row) and not is_missing(row.text)]
     if not any(map(str.isupper, texts)) or any(text != text.upper() for text in texts):
@@ -175,11 +185,14 @@ def without_capitals(form: str, rows: list[Row | RejectedRow]) -> str:
 
 
 def folders_of(audios: Iterable[str], folder: Path, root: Path | None) -> list[Path]:
-    """Return where audio may be that a toolkit has listed: `root`, or else `folder`, the two above
-    it, where recipes run, or the folder of all absolute names.
+    """Return where audio may be that a toolkit has listed: `root`, or else several folders.
+
+    These are `folder`, the two above it, where recipes run, and the folder of all absolute names.
     """
     if root is not None:
         return [root]
     absolute = [os.path.dirname(audio) for audio in audios if os.path.isabs(audio)]
-    common = [Path(os.path.commonpath(absolute))] if absolute else []
-    return [folder, *folder.absolute().parents[:2], *common]
+    folders = [folder, *folder.absolute().parents[:2]]
+    if absolute:
+        folders.append(Path(os.path.commonpath(absolute)))
+    return folders

@@ -1,7 +1,9 @@
 """Corpora with one metadata file: tables, lines, JSON lines and prompts.
 
-READERS lists the forms of a metadata file; the first that takes it reads it. Which one does depends
-on the name of the file and its first line, never on the values of its rows.
+What comes in is a metadata file. READERS lists its possible forms, and the first reader that takes
+the file makes a Table of it: the fields of each line, and the meaning of each column. Which one
+does depends on the name of the file and its first line, never on the values of its rows. Then each
+line becomes a Row (`row_of`), or a rejected row. What goes out is a Layout.
 """
 
 import csv
@@ -40,8 +42,8 @@ OTHER_SUFFIXES = (".srt", ".vtt", ".parquet", ".trans.txt")
 MAX_SECONDS = 1e6
 
 SEPARATORS = {"|": "|", "\t": "tabs", ";": "semicolons", ",": "commas"}
-# Files with these follow no rules of CSV: each line is a row, and a quote is a character, but for
-# the quotes around a whole field of a table.
+# Files with these separators follow no rules of CSV: each line is a row, and a quote is a
+# character, except for quotes around a whole field of a table.
 LITERAL = "|\t"
 # The separator of JSON lines, whose fields are values of the objects.
 JSON = "{"
@@ -59,12 +61,12 @@ FORMATS = (
 NAME_THE_COLUMNS = (
     "Name the columns in their order, such as --columns path text speaker, or in a first line"
 )
-# Fewer rows say too little about whether a column repeats.
+# A column is checked for repetition if it has at least so many values. Fewer say too little.
 MIN_CHECKED_ROWS = 4
 
 
 def read_table(options: CorpusOptions) -> Layout | None:
-    """Read a metadata file, or the one of a folder, if possible of the name that is preferred."""
+    """Read a metadata file, or the one in a folder, of the preferred name if there is one."""
     candidates = [options.path]
     if os.path.isdir(options.path):
         candidates = [options.path / name for name in (options.preferred, *METADATA_NAMES)]
@@ -72,13 +74,13 @@ def read_table(options: CorpusOptions) -> Layout | None:
     if metadata is None or metadata.name.lower().endswith(OTHER_SUFFIXES):
         return None
     table = _read_table(metadata, options.needs_text, options.columns)
-    rows = [row_of(*record, table, metadata) for record in table.records]
+    rows = [row_of(line, fields, table, metadata) for line, fields in table.records]
     folders = _audio_folders(table, rows, metadata, options.root)
     return Layout(table.form, metadata, rows, folders)
 
 
 class _File(NamedTuple):
-    """A metadata file, its first line that is not empty, and what is asked of it."""
+    """A metadata file, its first line that is not empty, and how to read it."""
 
     path: Path
     text: str
@@ -111,6 +113,8 @@ class Table(NamedTuple):
         return f"{kind} with {SEPARATORS.get(self.separator, 'one field')}, columns {columns}"
 
 
+# Spreadsheets write files in many forms. So line ends and a line `sep=;` are put in order first.
+# Then the readers are asked one after another.
 def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> Table:
     text = read_text(path)
     # UTF-16 without a byte order mark can pass as UTF-8, and no name of a file can have a NUL.
@@ -122,7 +126,7 @@ def _read_table(path: Path, needs_text: bool, columns: Sequence[str]) -> Table:
     if "\n" not in text:
         # The line end of Excel's "CSV (Macintosh)".
         text = text.replace("\r", "\n")
-    # Excel's line is no row, and what it says is seen in the next one.
+    # Excel's line `sep=;` is no row, and the next line shows the separator as well.
     text = re.sub(r'\A"?sep=[^\w\n]*\n', "\n", text, flags=re.IGNORECASE)
     first = text.lstrip("\r\n").partition("\n")[0].rstrip("\r")
     file = _File(path, text, first, needs_text, columns)
@@ -299,7 +303,7 @@ def objects_of(text: str) -> list[dict[str, Any]]:
             return [entry] if isinstance(entry, dict) else [{}]
         (source,) = entry["recording"]["sources"]
         is_packed = source["type"] == "shar"
-        # Another channel than that of the cut must not be heard.
+        # Several channels are rejected: another channel than the cut's must not be heard.
         if not is_packed and (source["type"] != "file" or len(source["channels"]) != 1):
             return [{}]
         rows = []
@@ -308,7 +312,7 @@ def objects_of(text: str) -> list[dict[str, Any]]:
             row["language"] = _language_code(said.get("language"))
             row["duration"] = said.get("duration", entry.get("duration"))
             row["path"] = entry["id"] if is_packed else source["source"]
-            # It may begin before its cut.
+            # A supervision may begin before its cut.
             rows.append(row | {"start": max(entry["start"] + said.get("start", 0.0), 0.0)})
         return rows
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -332,6 +336,8 @@ READERS = (
 )
 
 
+# A table is recognised by its header: some name in it must mean the audio, and another one the text
+# if the task needs texts. If two names mean the same, the form is another one.
 def meanings(names: Sequence[str], needs_text: bool) -> tuple[str, ...] | None:
     """Return the meaning of each column, a key of COLUMN_NAMES or empty.
 
@@ -340,13 +346,15 @@ def meanings(names: Sequence[str], needs_text: bool) -> tuple[str, ...] | None:
     used: dict[str, str] = {}
     for meaning, known in COLUMN_NAMES.items():
         name = next((name for name in known if name in names), None)
-        # A duration alone is that of the whole file.
+        # A duration without a start is the duration of the whole file, and cuts nothing.
         if name and (meaning != "duration" or "start" in used.values()):
             used[name] = meaning
     columns = tuple(used.get(name, "") for name in names)
     has_text = "text" in columns or "normalised text" in columns
     is_complete = "path" in columns and (has_text or not needs_text)
-    return columns if is_complete and len(list(filter(None, columns))) == len(used) else None
+    if not is_complete or len(list(filter(None, columns))) != len(used):
+        return None
+    return columns
 
 
 def _separator_of(line: str) -> str:
@@ -389,7 +397,9 @@ def _unquoted(field: str) -> str:
     """Return a field without its quotes, if it is quoted as in CSV."""
     inner = field[1:-1].replace('""', "")
     is_quoted = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner
-    return field[1:-1].replace('""', '"') if is_quoted else field
+    if not is_quoted:
+        return field
+    return field[1:-1].replace('""', '"')
 
 
 def row_of(line: int, fields: Sequence[Any], table: Table, metadata: Path) -> Row | RejectedRow:
@@ -407,21 +417,23 @@ def row_of(line: int, fields: Sequence[Any], table: Table, metadata: Path) -> Ro
         fault = f"{len(fields)} fields, not {most}" if path else "no path"
         return malformed(metadata, line, path, fault)
     for meaning, value in given.items():
-        # NaN is a placeholder. 7.0 is no text: it may be 7 beside NaN.
+        # NaN is a placeholder. 7.0 is no text: it may have been 7 in a column with NaN.
         is_number = isinstance(value, float) and ("text" not in meaning or value != value)
         if meaning and not is_number and type(value) not in (str, int, type(None)):
             fault = f"the {meaning} should be a text, but is {value!r}"
             return malformed(metadata, line, path, shortened(fault))
     try:
-        times = _times(values)
+        start_s, end_s = _times(values)
     except ValueError as error:
         return malformed(metadata, line, path, f"no number of seconds: {error}")
     # Lines without a header have ids.
-    audio = path if table.header or suffix_of(path) else f"{path}.wav"
+    audio = path
+    if not (table.header or suffix_of(path)):
+        audio += ".wav"
     speaker, language = (values.get(meaning, "") for meaning in ("speaker", "language"))
     normalised = values.get("normalised text", "")
     text = values.get("text", normalised)
-    return Row(line, "", audio, text, speaker, language, *times, normalised=normalised)
+    return Row(line, "", audio, text, speaker, language, start_s, end_s, normalised=normalised)
 
 
 def _times(values: dict[str, str]) -> tuple[float, float | None]:
@@ -443,7 +455,9 @@ def _audio_folders(
     """Return the folders to search: ids are usually in a subfolder."""
     if table.separator == JSON:
         return folders_of([row.audio for row in rows], metadata.parent, root)
-    home = metadata.parent.parent if metadata.parent.name == "etc" else metadata.parent
+    home = metadata.parent
+    if home.name == "etc":
+        home = home.parent
     places = [root, home]
     if table.header:
         places = [root or metadata.parent]

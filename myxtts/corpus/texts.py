@@ -1,4 +1,9 @@
-"""Texts without recordings for a teacher to speak, and the rows that it speaks. No TensorFlow."""
+"""Texts without recordings for a teacher to speak, and the rows that it speaks. No TensorFlow.
+
+What comes in is a file of sentences, read once at the start of a run. Then, in the threads that
+make the arrays of planned batches, `TeacherRows.replace` overwrites the last rows of each batch:
+another voice, and perhaps another text of similar length. What goes out are the changed arrays.
+"""
 
 import hashlib
 import logging
@@ -23,16 +28,16 @@ log = logging.getLogger(__name__)
 
 def teacher_row_count(rows: Any, fraction: float) -> Any:
     """Return how many of the last rows of a batch a teacher speaks: number or int32 tensor."""
-    # In thousandths, since a GPU takes whole numbers from the host and fractions from its own
-    # memory.
+    # Thousandths are whole numbers, which a GPU's kernels take from the host. Fractions would be
+    # in its own memory.
     return rows * round(1000 * fraction) // 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts by their number of tokens, int32, begin and end included.
+    """Texts, sorted by their number of tokens, with begin and end: int32.
 
-    Text i has start[i] to start[i + 1], int64 [N + 1]; the texts become longer.
+    Text i has the tokens from start[i] to start[i + 1], int64 [N + 1].
     """
 
     tokens: np.ndarray
@@ -53,6 +58,10 @@ class Texts:
         digest.update(str(self.language).encode())
         return digest.hexdigest()
 
+    # The texts are sorted by length, so the texts that fit are a stretch of them. It ends with the
+    # longest that has at most MAX_LENGTH_RATIO times the tokens and fits into the batch. It begins
+    # at the same ratio below the utterance, or, if all texts there are shorter, below the longest.
+    # `uniform` chooses a place in the stretch.
     def near(self, counts: np.ndarray, longest: int, uniform: np.ndarray) -> np.ndarray:
         """Choose a text for the place of each utterance with so many tokens: int64 [places].
 
@@ -72,14 +81,14 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class TeacherRows:
-    """The fraction of the rows of a batch that a teacher speaks: texts, or those of utterances."""
+    """The fraction of the rows of a batch that a teacher speaks: `texts`, or the utterances'."""
 
     fraction: float
     texts: Texts | None = None
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the texts; empty for those of the utterances."""
+        """SHA-256 of the texts; empty without further texts."""
         return self.texts.fingerprint if self.texts else ""
 
     def replace(
@@ -119,8 +128,10 @@ class TeacherRows:
 
 def _symbols(line: str, language: str, frontend: TextFrontend) -> list[str]:
     """Return the symbols of a sentence, none if it is too long or cannot be read."""
+    if len(line) > MAX_TEXT_CHARACTERS:
+        return []
     try:
-        return frontend.stages(line, language).symbols if len(line) <= MAX_TEXT_CHARACTERS else []
+        return frontend.stages(line, language).symbols
     except DataError:
         return []
 

@@ -12,13 +12,14 @@ from typing import Any
 
 EVIDENCE, SHORT = "alignment_evidence", "one_frame_tokens"
 
-# From step 400 on; docs/decisions.md has the figures of corpora and of shuffled texts.
+# The limits hold from step 400 on. docs/decisions.md has the figures of corpora and of shuffled
+# texts.
 LEAST_EVIDENCE = 0.3
 MOST_SHORT = 0.35
-# Of a trained voice: clean corpora have 5 to 14 %, and one of 25 % repeated and left out words.
+# Voices trained on clean corpora have 5 to 14 %. One with 25 % repeated and left out words.
 MANY_SHORT = 0.2
 CHECKED_STEP = 400
-# A report is of one batch, and varies by a quarter.
+# The mean of so many reports is judged, since a report covers one batch and varies by a quarter.
 REPORTS = 5
 
 log = logging.getLogger(__name__)
@@ -33,25 +34,26 @@ def judge_alignment(evidence: Iterable[float], short: Iterable[float]) -> tuple[
     words = (
         f"{explained:.0%} explained by the recordings, {in_one:.0%} of the tokens with one frame"
     )
-    grade = "fair" if in_one > MANY_SHORT else "good"
     if explained < LEAST_EVIDENCE or in_one > MOST_SHORT:
-        grade = "bad"
-    return grade, words
+        return "bad", words
+    if in_one > MANY_SHORT:
+        return "fair", words
+    return "good", words
 
 
 class AlignmentWarning:
-    """Warns once, at a report from CHECKED_STEP on, if the alignment of a voice is none."""
+    """Warns once, at a report from CHECKED_STEP on, if a voice has no alignment."""
 
     def __init__(self) -> None:
         self._figures: deque[tuple[float, float]] = deque(maxlen=REPORTS)
         self._has_warned = False
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Look at a report; those of other tasks have no alignment."""
+        """Look at a report; reports of other tasks have no alignment."""
         if EVIDENCE not in metrics:
             return
         self._figures.append((metrics[EVIDENCE], metrics[SHORT]))
-        grade, words = judge_alignment(*zip(*self._figures, strict=True))
+        grade, words = self._judge()
         if step < CHECKED_STEP or self._has_warned or grade != "bad":
             return
         self._has_warned = True
@@ -63,5 +65,9 @@ class AlignmentWarning:
         """The alignment of the newest reports in words; empty without any."""
         if not self._figures:
             return ""
-        grade, words = judge_alignment(*zip(*self._figures, strict=True))
+        grade, words = self._judge()
         return f"{words} ({grade})"
+
+    def _judge(self) -> tuple[str, str]:
+        evidence, short = zip(*self._figures, strict=True)
+        return judge_alignment(evidence, short)

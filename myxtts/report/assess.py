@@ -1,20 +1,21 @@
 """The grade of a placement, and what would be faster: is the model device fed, is a second device
 worth having, which settings may help? No TensorFlow.
 
-Profiles and runs share these figures. P, T, C and A are the seconds of a step to produce, transfer
-and train on (consume) its batches, and to all-reduce its gradient, as in
-docs/reference/placement.md.
+What comes in are mean times of the stages of a step, from a profile or from the clock of a run. An
+Assessment compares the placements by them, and says in words which one is best and which settings
+may help. P, T, C and A are the seconds of a step to produce, transfer and train on (consume) its
+batches, and to all-reduce its gradient, as in docs/reference/placement.md.
 """
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from myxtts.base.clock import NO_WAIT, Interval
 from myxtts.base.machine import core_count
-from myxtts.config.flags import SETTINGS, command_line
+from myxtts.config.flags import SETTINGS, command_line, items_of
 from myxtts.config.schema import DataConfig
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.placement.bound import analytic_bound, ring_all_reduce_s
@@ -27,14 +28,14 @@ BELOW = "below minimum"
 GRADED = {"model_busy": "model device busy", "data_busy": "data device busy"}
 GRADED["step_variation"] = "steps vary by"
 
-# Above, the producer hardly ever finds the feed full.
+# A producer that is busier than this hardly ever finds the feed full.
 ALWAYS_BUSY = 0.95
 
-# Of dual over single placement; below, the second device does more in a run of its own.
+# Dual placement is recommended if it is so much faster than single placement. With a smaller gain
+# the second device does more in a run of its own.
 MIN_GAIN = 1.10
 
-# Of two times, the other is longer if this fraction of it is; a smaller difference changes no
-# advice.
+# Times within 1 % count as equal: they change no advice.
 TIE = 0.99
 
 SHARED = "these devices share one CPU or GPU, so two GPUs may gain more or less"
@@ -43,14 +44,14 @@ PROFILER = command_line("profile")
 WAIT_SHARE = 0.10
 WAIT_STEPS = 200
 
-# Of a step: if the producer is also blocked for so long, stages are not slow but uneven.
+# Stages are uneven, not slow, if the producer is also blocked for more than this share of a step.
 UNEVEN_SHARE = 0.05
 
 
 def grade(
     model_busy: float = 1.0, data_busy: float | None = None, step_variation: float | None = None
 ) -> str:
-    """Return the best grade whose limits are all met; what is None has none."""
+    """Return the best grade whose limits are all met; a figure of None has no limit."""
     for name, model_above, data_above, variation_below in TARGETS:
         is_fed = model_busy > model_above and (data_busy is None or data_busy > data_above)
         if is_fed and (step_variation is None or step_variation < variation_below):
@@ -60,11 +61,14 @@ def grade(
 
 @dataclass(frozen=True)
 class Assessment:
-    """A placement with one replica, compared with the others on as many equal devices. Fractions
-    are from 0 to 1.
+    """A placement with one replica, compared with the others on as many equal devices.
+
+        print(assess_run(clock.total(), placement, replicas, devices, can_replicate=True).line)
+
+    Fractions are from 0 to 1.
 
     Attributes:
-        interval_s: from the end of a step to the end of the next.
+        interval_s: time from the end of a step to the end of the next.
         mean_s: seconds of a step by stage, to read by all readers of a data device together (0
             where it is not known to limit); empty where a stage is unknown.
         model_busy: utilisation of the model device.
@@ -100,8 +104,9 @@ class Assessment:
 
     @cached_property
     def _routes(self) -> dict[str, list[Route]]:
-        """The placements that are compared, the present one first: with one device that trains, on
-        it alone, and with a replica on each.
+        """The placements to compare, the present one first.
+
+        They are `dual`, `single` on the device that trains, and `replicas` on each device.
         """
         *data, model = map(str, self.gpus)
         single = [Route(model, model)]
@@ -113,10 +118,9 @@ class Assessment:
 
     @cached_property
     def placements_s(self) -> dict[str, float]:
-        """Seconds of a step in each placement, the present one first: as measured, of the others
-        in proportion.
+        """Seconds of a step in each placement: the present one, as measured, and the others.
 
-        The proportions are those of the arithmetic on the times of the stages. A measured step is
+        Arithmetic on the times of the stages gives the ratios to the others. A measured step is
         longer than by arithmetic where stages vary or share hardware, and so would be a step of the
         others. `replicas` is a share of a step of replicas on the same devices, which trains on a
         batch for each. Without a measured all-reduce it is a lower bound.
@@ -132,19 +136,19 @@ class Assessment:
 
     @property
     def gains(self) -> dict[str, float]:
-        """Throughput of dual placement over that of the other two; in single placement, of the
-        other two over it.
-        """
+        """Ratios of throughput: dual placement to the other two; or the other two to single."""
         others = [*self.placements_s.items()][1:]
         if self.data_busy is None:
             return {name: self.interval_s / seconds for name, seconds in others}
         return {name: seconds / self.interval_s for name, seconds in others}
 
+    # If reading is the bottleneck, no placement helps, so faster reading is the only advice.
+    # Otherwise replicas are recommended if their step is shorter. In single placement a data device
+    # is recommended if it gains enough. In dual placement it is said whether one device would do,
+    # and which device has time to spare: the model device for a larger model, or the data device.
     @property
     def recommended(self) -> list[str]:
-        """Placements and changes that use two devices better; empty where the present one is right,
-        or unknown.
-        """
+        """Placements and changes that use two devices better; empty if none does, or unknown."""
         if not self.mean_s:
             return []
         producers = len(self.gpus) - 1
@@ -160,7 +164,7 @@ class Assessment:
             changes.append(f"--model-gpus {gpus}{known}")
         if self.data_busy is None:
             if self.second_device and self.gains["dual"] >= MIN_GAIN:
-                changes.append("--data-gpu {} --model-gpu {}".format(*self.gpus))
+                changes.append(f"--data-gpu {self.gpus[0]} --model-gpu {self.gpus[1]}")
             return changes
         if self.gains["single"] < MIN_GAIN:
             changes.append("single placement, nearly as fast on one device")
@@ -173,7 +177,7 @@ class Assessment:
 
     @property
     def comparison(self) -> str:
-        """What the second device gains, in words."""
+        """The gain of the second device, in words."""
         if not self.mean_s:
             return (
                 "gain of a second device unknown, since a run does not time all stages of this"
@@ -208,7 +212,9 @@ class Assessment:
             text += f" Recommended: {'; or '.join(self.recommended)}."
         elif self.mean_s and self.data_busy is not None:
             text += " Recommended: this placement."
-        return f"{text} Note: {self.note}." if self.note else text
+        if self.note:
+            text += f" Note: {self.note}."
+        return text
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -226,19 +232,20 @@ class Assessment:
 def assess_run(
     total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool
 ) -> Assessment:
-    """Assess a run from what its clock measured, without its first step.
+    """Assess a run by the times of its clock, without its first step.
 
     The loop waits for a batch only when the device has finished, so the rest of an interval is the
-    step's time. It includes what a transfer takes longer than the step. On a GPU, the call of a
-    step can wait unseen for a producer that never pauses; then the step's time is unknown. In
-    single placement on a GPU the producer does not synchronize, and its time is unknown. The
-    interval has a step or more, `replicas` are of all processes, and a placement may use `devices`.
+    step's time. If a transfer takes longer than the step, the difference is in it. On a GPU, the
+    call of a step can wait unseen for a producer that never pauses; then the step's time is
+    unknown. In single placement on a GPU the producer does not synchronize, and its time is
+    unknown. The interval has a step or more, `replicas` counts all processes, and a placement may
+    use `devices`.
     """
     route = placement.routes[0]
     producers = len(route.data_devices)
     interval_s = total.busy_s / total.steps
-    # The clock's times of producers that take turns are means over them, and each makes a part of
-    # the batches.
+    # The clock has means over the producers that take turns. Each makes a part of the batches, so
+    # their number times the mean is the time for all batches.
     produce_s = producers * total.produce_s / total.steps
     waited_s = producers * total.read_s / total.steps
     data_busy = None
@@ -249,7 +256,9 @@ def assess_run(
         data_busy = min(produce_s / producers / interval_s, 1.0)
         step_s = interval_s - total.wait_s / total.steps
         is_unseen &= total.wait_share < NO_WAIT and data_busy > ALWAYS_BUSY
-    read_s = waited_s + produce_s if total.bottleneck == "read" else 0.0
+    read_s = 0.0
+    if total.bottleneck == "read":
+        read_s = waited_s + produce_s
     means = {"read": read_s, "produce": produce_s, "transfer": 0.0, "step": step_s}
     return Assessment(
         interval_s=interval_s,
@@ -276,17 +285,13 @@ def gpus_of(placement: Placement) -> tuple[int, ...]:
 
 
 def shared_hardware(placement: Placement) -> str:
-    """Return a note where the devices of a route share hardware, so that neither has its full
-    speed.
-    """
+    """Return a note if the devices of a route share hardware: neither has its full speed then."""
     is_split = placement.routes[0].is_between_devices and not has_two_devices(placement)
     return SHARED if is_split or not placement.on_gpu else ""
 
 
 def has_two_devices(placement: Placement) -> bool:
-    """Whether batches travel between two GPUs, real or simulated, and not between two parts of one
-    GPU.
-    """
+    """Whether batches travel between two GPUs, real or simulated, not between parts of one GPU."""
     physical = {device.name: device.physical for device in placement.devices}
     return physical[placement.routes[0].data] != physical[placement.routes[0].model]
 
@@ -302,6 +307,7 @@ def candidates(
         single: whether batches are made on the device that trains.
         devices: GPUs that a placement with one replica may use; `producers` make batches now.
     """
+    # Each slowest stage has its own remedies, cheap ones first.
     changes: list[dict[str, Any]] = []
     match stage:
         case "read":
@@ -330,7 +336,7 @@ def flags_of(change: dict[str, Any]) -> str:
     for name, value in change.items():
         words.append(SETTINGS[name].flag)
         if value is not True:
-            words += map(str, value if isinstance(value, tuple) else (value,))
+            words += map(str, items_of(value))
     return " ".join(words)
 
 
@@ -345,7 +351,9 @@ class InputBoundWarning:
 
     def __init__(self, step: int, data: DataConfig, single: bool, devices: int, producers: int = 1):
         self._step = step
-        self._settings = data, single, devices, producers
+        self._candidates = partial(
+            candidates, data=data, single=single, devices=devices, producers=producers
+        )
         self._waited_steps = 0
         self._has_warned = False
 
@@ -365,7 +373,7 @@ class InputBoundWarning:
         slowest = metrics["bottleneck"]
         if metrics["blocked_s"] > UNEVEN_SHARE * metrics["step_s"]:
             slowest = "variation"
-        changes = candidates(slowest, *self._settings)
+        changes = self._candidates(slowest)
         log.warning(
             "long waits     for %d steps the model has waited for batches more than %.0f %% of the"
             " time, now %.0f %% (bottleneck: %s). Try, one at a time: %s; %s shows all stages.",

@@ -56,9 +56,13 @@ def parse_report(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         # The line is no UTF-8, no JSON, has NaN, or is nested too deeply.
         return None
-    step = report.get("step") if isinstance(report, dict) else None
+    if not isinstance(report, dict):
+        return None
+    step = report.get("step")
     is_report = type(step) is int and 0 <= step <= MAX_STEP
-    return report if is_report and all(map(_is_value, report, report.values())) else None
+    if not is_report or not all(map(_is_value, report, report.values())):
+        return None
+    return report
 
 
 def _reject(constant: str) -> NoReturn:
@@ -80,8 +84,8 @@ def read_lines(path: Path) -> list[dict[str, Any] | None]:
 def merge_lines(lines: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
     """Return one report for each step, in the order of the steps, without damaged lines (None).
 
-    Several lines of a step are one report; a later line wins, as that of an observation which a
-    resumed run repeats.
+    Several lines of a step are one report. A later line wins, such as the line of an observation
+    that a resumed run repeats.
     """
     reports: dict[int, dict[str, Any]] = {}
     for line in lines:
@@ -113,8 +117,8 @@ def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
 class MetricsFile:
     """metrics.jsonl: one JSON object a line. Any thread may write.
 
-    The file is rewritten first with one line for each step up to that from which the run continues.
-    A step may later have several lines: an observation ends after later steps were reported.
+    The file is rewritten first, with one line for each step up to `step`, where the run continues.
+    Later a step may have several lines: an observation ends after later steps were reported.
     """
 
     def __init__(self, path: Path, step: int):
@@ -183,7 +187,7 @@ class Series:
 
     def __init__(self, sign: int = 1) -> None:
         self._sign = sign
-        # Step, low, sum, high and count of each point. Of 50 metrics they take up to 7 MB.
+        # Step, low, sum, high and count of each point. For 50 metrics they take up to 7 MB.
         self._rows: list[list[float]] = []
         self._per_point = 1
         self._last_step = -1
@@ -192,6 +196,8 @@ class Series:
         self.since_best = 0
         self.not_finite: tuple[int, int] = (0, 0)
 
+    # A value joins the newest point until this has its number of values. When there is no room for
+    # another point, neighbours are joined in pairs, and from then on a point takes twice as many.
     def add(self, step: int, value: float | None) -> None:
         """Add the value of a step; None stands for one that is not finite."""
         # A resumed run may repeat the last observations, with the same results.
@@ -221,7 +227,8 @@ class Series:
         for step, low, total, high, count in self._rows:
             # A sum of large values may be infinite, for which JSON has no word; a mean is not.
             mean = min(max(total / count, low), high)
-            points.append(Point(int(step), *(float(f"{x:.5g}") for x in (mean, low, high))))
+            mean, low, high = (float(f"{value:.5g}") for value in (mean, low, high))
+            points.append(Point(int(step), mean, low, high))
         return points
 
 
@@ -235,11 +242,11 @@ class History:
     """A metrics.jsonl, followed while it grows, and read again when a resumed run replaced it.
 
     Attributes:
-        series: by metric.
-        newest: of the reports with a loss; empty before the first.
+        series: the values of each metric.
+        newest: the newest report with a loss; empty before the first.
         interval_steps: steps between the two newest reports with a loss.
-        step: of the newest report of any kind.
-        seconds: total of the run's steps by what they went to: steps without waits, waits, pauses.
+        step: the step of the newest report of any kind.
+        seconds: total time of the run in steps without waits, in waits, and in pauses.
     """
 
     def __init__(self, path: Path):
@@ -248,7 +255,7 @@ class History:
 
     def _reset(self) -> None:
         self._offset = 0
-        # The line that ends at the offset: where it is another one, the file was replaced.
+        # The line that ends at the offset. If another one is there, the file was replaced.
         self._last = b""
         self.series: dict[str, Series] = {}
         self.newest: dict[str, Any] = {}
@@ -287,7 +294,7 @@ class History:
         seconds["step"] -= seconds["wait"]
         if report.get("step_s") is not None:
             self.series.setdefault("busy_s", Series()).add(report["step"], seconds["step"])
-        # A job may begin at the step of a warm start, so those of the first interval are unknown.
+        # A job may begin at the step of a warm start, so the first interval is unknown.
         self.interval_steps = report["step"] - self.newest.get("step", report["step"])
         for name in self.seconds:
             self.seconds[name] += self.interval_steps * seconds[name]

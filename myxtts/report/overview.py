@@ -1,4 +1,4 @@
-"""Further pages besides that of a run: index.html of all runs, and report.html of independent jobs.
+"""Further pages besides the page of a run: index.html of all runs, and parts of other pages.
 
 No TensorFlow.
 """
@@ -22,11 +22,13 @@ def number(value: float) -> str:
     """Return a value for people: `0.8342`, `12,300`, `2e-05`."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if abs(value) >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def document(kind: str, page: Mapping[str, Any], reload_s: float, stale_s: float = 0.0) -> bytes:
-    """Return a whole page: what the script of page.html draws as a run, jobs or overview.
+    """Return a whole page, whose script draws its data as a run, jobs or overview.
 
     An open page reloads itself at the age `reload_s`, and says that there is no news from the age
     `stale_s` on (0 for never).
@@ -47,7 +49,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def sync_marks(every: int, step: int, after: int = 0) -> list[tuple[int, str]]:
-    """Return a mark at each step up to `step`, but `after` one, at which jobs averaged weights."""
+    """Return a mark at each step after `after`, up to `step`, at which jobs averaged weights."""
     steps = range(every, step + 1, every) if every else ()
     return [(at, "weights averaged") for at in steps if at > after]
 

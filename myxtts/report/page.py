@@ -1,7 +1,8 @@
 """report.html: how a run is doing, on one page that needs no server and no network.
 
-The page is page.html, whose script draws it from the JSON that this module puts into it.
-No TensorFlow.
+What comes in are the files of a run: metrics, samples, scores and timeline. A thread reads what is
+new in them every few seconds, answers some questions about the run, and puts all of it as JSON into
+a copy of page.html, whose script draws it in the browser. No TensorFlow.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from myxtts.base.clock import MODEL, format_duration
 from myxtts.base.files import write_whole
-from myxtts.config.flags import SETTINGS
+from myxtts.config.flags import SETTINGS, items_of
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.devicefeed.times import Span, Timeline
@@ -42,7 +43,7 @@ STALE_S = 120.0
 # all runs every 60 s.
 REFRESH_S = 5.0
 OVERVIEW_S = 60.0
-# Of processor time in a refresh for new sounds and pictures: 2 % of a core at REFRESH_S.
+# New sounds and pictures get so much processor time in a refresh: 2 % of a core at REFRESH_S.
 COMPRESS_S = 0.1
 # A change of the mean loss by less than 0.5 % is none. The mean of 8 points is compared with that
 # of the previous 8. After 3 results without a better one a run does not learn.
@@ -63,8 +64,9 @@ class Answer(NamedTuple):
 
 
 def is_learning(history: History, select_by: str = "loss") -> Answer:
-    """Answer by the newest results that choose the best checkpoint where there are several, else by
-    the training loss.
+    """Answer by the results that choose the best checkpoint, if there are several.
+
+    Otherwise answer by the training loss.
     """
     question = "Is it learning?"
     loss = history.series.get("loss")
@@ -104,7 +106,9 @@ def _trend(points: Sequence[Point]) -> tuple[str, str, str]:
     words = f"{100 * change:+.1f} % over {number(newest[-1].step - previous[-1].step)} steps"
     if abs(change) < FLAT:
         return "fair", "hardly", words
-    return ("good", "yes", words) if change < 0 else ("bad", "no", words)
+    if change < 0:
+        return "good", "yes", words
+    return "bad", "no", words
 
 
 def is_starving(history: History) -> Answer:
@@ -130,19 +134,23 @@ def is_starving(history: History) -> Answer:
 def is_aligned(history: History) -> Answer:
     """Answer by the newest reports of a voice."""
     question = "Does it know which sound is which?"
-    recent = [history.points(name)[-RECENT:] for name in (EVIDENCE, SHORT)]
-    if not all(recent) or history.step < CHECKED_STEP:
+    evidence, short = (history.points(name)[-RECENT:] for name in (EVIDENCE, SHORT))
+    if not evidence or not short or history.step < CHECKED_STEP:
         return Answer(question, "unknown", "too early")
-    grade, words = judge_alignment(*([point.mean for point in points] for points in recent))
+    grade, words = judge_alignment(
+        [point.mean for point in evidence], [point.mean for point in short]
+    )
     answer = {"good": "yes", "fair": "partly", "bad": "no"}[grade]
     return Answer(question, grade, f"{answer}: {words}")
 
 
 def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
-    """Answer in time, steps and utterances; the facts are those of run.json."""
+    """Answer in time, steps and utterances; `facts` is the content of run.json."""
     question = "How much longer?"
     step, total = history.step, facts.get("total_steps")
-    progress = f"step {number(step)} of {number(total)}" if total else f"step {number(step)}"
+    progress = f"step {number(step)}"
+    if total:
+        progress += f" of {number(total)}"
     if ended:
         state = "good" if total == step or not total else "fair"
         return Answer(question, state, ended, progress)
@@ -160,8 +168,8 @@ def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
 class RunPage:
     """The page of a run, which is written again and again while the run trains.
 
-    It reads what was written since the last time, so its time does not depend on the length of the
-    run.
+    It reads only the lines written since the last time, so its time does not depend on the length
+    of the run.
     """
 
     def __init__(self, folder: Path, config: Config, timeline: Timeline):
@@ -173,7 +181,7 @@ class RunPage:
         self._history = History(folder / "metrics.jsonl")
         self._samples = Samples(folder)
         self._overview_s = -OVERVIEW_S
-        # The page of one of several jobs is below that of the launcher.
+        # The page of one of several jobs is below the launcher's page.
         self._is_job = (folder.parent / "launcher.json").exists()
 
     def read_news(self) -> bool:
@@ -238,8 +246,9 @@ def changed_settings(config: Config) -> dict[str, str]:
     for setting in SETTINGS.values():
         value = setting.of(config)
         if value != setting.default and OF_FOLDER not in setting.marks:
-            values = value if isinstance(value, tuple) else (value,)
-            changed[setting.flag] = "" if value is True else " ".join(map(str, values))
+            changed[setting.flag] = ""
+            if value is not True:
+                changed[setting.flag] = " ".join(map(str, items_of(value)))
     return changed
 
 
@@ -255,6 +264,9 @@ def workers(
     return reports
 
 
+# Steps are collected until a long pause, which begins a new collection. If the newest one is too
+# short, because the run has just paused, the steps before the pause are shown if they are more.
+# Then all spans that overlap the chosen steps are cut to them, in all lanes.
 def excerpt(spans: Sequence[Span]) -> list[Span]:
     """Return the spans of the newest steps, cut to these steps, with times from 0.
 

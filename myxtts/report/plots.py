@@ -4,7 +4,6 @@
 
 import io
 import textwrap
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -45,10 +44,12 @@ def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
     return _below_each_other(levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", limits)
 
 
-def _below_each_other(images: dict[str, np.ndarray], title: str, *scale: Any) -> np.ndarray:
+def _below_each_other(
+    images: dict[str, np.ndarray], title: str, height: float, unit: str, limits: tuple[float, float]
+) -> np.ndarray:
     figure, axes = _figure(len(images), 2.7 * len(images), share_x=True)
     for axis, (name, image) in zip(axes, images.items(), strict=True):
-        _draw_rows(axis, image, name, *scale)
+        _draw_rows(axis, image, name, height, unit, limits)
     axes[-1].set(xlabel="s")
     return _render(figure, title)
 

@@ -97,7 +97,7 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
 
     `8.9 min: start and first step 21 s, training 8.2 min, …, pauses 17 s (…)`
 
-    What is in no step but the first and in no pause is the start.
+    The start is all time that belongs to no pause and to no step but the first.
     """
     pauses = {kind: pause_s for kind, pause_s in pauses_s.items() if kind != FIRST_STEP}
     start_s = elapsed_s - total.busy_s - sum(pauses.values())
@@ -108,12 +108,14 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
         f" {format_duration(total.wait_s)}, pauses {format_duration(sum(shown.values()))}"
     )
     kinds = ", ".join(f"{kind} {format_duration(pause_s)}" for kind, pause_s in shown.items())
-    return f"{line} ({kinds})" if kinds else line
+    if kinds:
+        line += f" ({kinds})"
+    return line
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Raise what a disk refuses as an OSError that names the folder."""
+    """Raise a refusal of the disk as an OSError that names the folder."""
     # TensorFlow has one class for a full disk and full memory, and an unknown error for a fault.
     try:
         yield

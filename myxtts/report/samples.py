@@ -1,7 +1,7 @@
 """Recordings and samples of each step for the page, and the scores of evaluations.
 
-Sounds and pictures of the newest step are a part of the page, as MP3 and JPEG; those of other steps
-are linked. No TensorFlow.
+Sounds and pictures of the newest step are a part of the page, as MP3 and JPEG. Older steps are
+linked. No TensorFlow.
 """
 
 import base64
@@ -42,7 +42,7 @@ def sound_file(name: str, kind: str) -> str:
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a folder `step-000500`; 0 for other names, such as that of a copy."""
+    """Return the step of a folder `step-000500`; 0 for other names, such as the name of a copy."""
     digits = folder.name.removeprefix("step-")
     return int(digits) if digits.isdecimal() else 0
 
@@ -130,7 +130,8 @@ def _size(picture: Path) -> list[int]:
 def _data_url(content: bytes, suffix: str) -> str:
     """Return a sound as MP3, or a picture as JPEG."""
     if suffix == ".wav":
-        return sound_url(*soundfile.read(io.BytesIO(content), dtype="float32"))
+        wave, rate_hz = soundfile.read(io.BytesIO(content), dtype="float32")
+        return sound_url(wave, rate_hz)
     compressed = io.BytesIO()
     from PIL import Image
 

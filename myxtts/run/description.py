@@ -1,4 +1,10 @@
-"""What a run says of itself: at its start, in run.json, and when training cannot go on."""
+"""What a run says of itself: at its start, in run.json, and when training cannot go on.
+
+What comes in is a run that was set up, or an error of its loop. In the main thread, the numbers
+that follow from the settings become lines of the log and the content of run.json. Errors that the
+device or the loop raised become messages that say at which utterances or batch, and which flags
+help. Nothing here changes a run.
+"""
 
 import logging
 import platform
@@ -63,10 +69,12 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
     config, state, schedule = setup.config, setup.state, setup.schedule
     training, plan = config.training, setup.corpora.training.plan
     total, steps = schedule.total_steps, plan.steps_per_epoch
-    precision = training.precision if training.tf32 else f"{training.precision} without TF32"
+    precision: str = training.precision
+    if not training.tf32:
+        precision += " without TF32"
     peak = schedule.learning_rate(max(min(training.warmup_steps, total) - 1, 0))
-    # One batch is about to enter the feed. A step takes its microbatches and those that are handed
-    # over ahead, which leave the data device as soon as they are copied.
+    # The batches in flight: one is about to enter the feed, a step takes its microbatches, and
+    # further ones are handed over ahead. They leave the data device as soon as they are copied.
     in_flight = training.gradient_accumulation + HANDED_OVER_AHEAD + 1
     on_model = 1 + HANDED_OVER_AHEAD
     depth = config.data.prefetch_buffer_size
@@ -117,7 +125,7 @@ def _describe_corpora(setup: TrainingSetup) -> str:
 
 
 def _describe_step(setup: TrainingSetup) -> str:
-    """Return the size of a step: `51.2 utterances and 204.3 audio seconds in 1 x 64 rows`."""
+    """Describe the size of a step: `51.2 utterances and 204.3 audio seconds in 1 x 64 rows`."""
     plan, replicas = setup.corpora.training.plan, setup.replicas.count
     samples = setup.corpora.training.manifest.samples
     utterances = len(samples) / plan.steps_per_epoch
@@ -130,7 +138,9 @@ def _describe_step(setup: TrainingSetup) -> str:
         rows = f"({rows})"
     accumulation = setup.config.training.gradient_accumulation
     seconds = task_of(setup.config).segment_s(setup.config)
-    segments = "" if seconds is None else f", of each utterance a segment of {seconds:g} s"
+    segments = ""
+    if seconds is not None:
+        segments = f", of each utterance a segment of {seconds:g} s"
     return (
         f"{utterances:.1f} utterances and {audio_s:.1f} audio seconds in {share}{accumulation} x"
         f" {rows} rows{of_each}{segments}"
@@ -219,9 +229,10 @@ def source_commit(root: Path = SOURCE_TREE) -> str:
 
 @contextmanager
 def translate_training_errors(setup: TrainingSetup) -> Iterator[None]:
-    """Raise what ends the loop as a TrainingError that says at which utterances, and what to do."""
+    """Raise errors of the loop as a TrainingError that names the utterances, and what to do."""
     corpus = setup.corpora.training
-    # The plan is followed from a step of a known position to the one at fault, without a jump.
+    # The loop knows the number of the step at fault. Its utterances are found by following the plan
+    # from a step whose position is known, which needs steps without a gap.
     began_step, began = setup.state.session_start
     try:
         yield
@@ -260,10 +271,12 @@ def describe_batch(plan: Plan, step: int, bucket: int) -> str:
     )
 
 
+# The message lists what lowers the need for memory, as far as the task has such settings and the
+# user has not chosen them already. A higher limit comes first, if the devices have limits.
 def out_of_memory(
     error: tf.errors.ResourceExhaustedError, run: OpenRun, batch: str = "", is_saved: bool = False
 ) -> OutOfMemory:
-    """Return the error with what helps this task and its limits; `batch` is of `describe_batch`."""
+    """Return the error with the flags that help; `batch` is a result of `describe_batch`."""
     placement, training = run.placement, run.config.training
     inactive = {setting.name for setting in inactive_settings(values_of(run.config))}
     lower = ["batch_size", "max_seconds", "vocoder_segment_seconds", "model_size"]
@@ -293,5 +306,7 @@ def describe_fill(ready: int, depth: int, waited_s: float, timeout_s: float) -> 
     """Describe how many of `depth` batches are ready after a wait for all of them."""
     if ready == depth:
         return f"filled in {waited_s:.1f} s"
-    limit = " (--model-start-delay)" if waited_s >= timeout_s else ""
-    return f"{ready} of {depth} batches after {waited_s:.1f} s{limit}"
+    text = f"{ready} of {depth} batches after {waited_s:.1f} s"
+    if waited_s >= timeout_s:
+        text += " (--model-start-delay)"
+    return text

@@ -1,4 +1,10 @@
-"""What happens between two steps: hooks, which the loop calls in the order of a list."""
+"""What happens between two steps: hooks, which the loop calls in the order of a list.
+
+What comes in is the end of a step (`StepEnd`): the state, the outcome on the device and the plan of
+the step. The loop asks each hook whether it is due, without waiting for the device, and calls those
+that are, in the main thread. Hooks check devices, write reports and begin observations. What goes
+out are changes of the `StepEnd`: more metrics, or the wish for a checkpoint.
+"""
 
 import logging
 import time
@@ -27,14 +33,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StepEnd:
-    """A step that was taken, as hooks see it.
+    """The end of a step, as hooks see it.
 
     Attributes:
         state: after the step.
         step: its number. `SyncWeights` may move the state to a later step.
-        batches: on the model devices, the last microbatch of the first step of this process. No
+        batches: the last microbatch of the first step of this process, on the model devices. No
             other step keeps its batches.
-        metrics: of the report that is due; hooks add to it.
+        metrics: the report that is due, or nothing; hooks add to it.
         save: whether to write a checkpoint; set by the loop, and by a hook that needs one.
         owes_sync: the sync of this step was stopped, so its weights are not the final ones.
         is_redealt: the feed begins anew after this step, with other shares of the replicas.
@@ -61,12 +67,12 @@ class StepEnd:
         return self.state.step >= self.total_steps
 
     def is_due(self, every: int) -> bool:
-        """Whether what is done every so many steps is due after this one."""
+        """Whether work with a period of `every` steps is due after this step."""
         return is_due(every, self.step, self.is_last) and not self.owes_sync
 
 
 class Hook(Protocol):
-    """Something that is done after some steps; `pause_kind` names its time in the last lines."""
+    """Work after some steps; `pause_kind` names its time in the last lines of a run."""
 
     pause_kind: str
 
@@ -136,7 +142,8 @@ def worker_report(path: Path, step: int) -> Iterator[Report]:
 class Observe:
     """Takes a snapshot of the weights where a part of an observation is due, for the observer.
 
-    The step gets a checkpoint, from which a resumed run repeats an observation without a result.
+    The step also gets a checkpoint. From it a resumed run repeats an observation whose result is
+    unknown.
     """
 
     pause_kind = OBSERVER
@@ -147,6 +154,9 @@ class Observe:
     def is_due(self, end: StepEnd) -> bool:
         return any(end.is_due(every) for every in self._periods.values())
 
+    # The observation is noted as pending before anything else. So the checkpoint of this step knows
+    # it, and a run that is killed meanwhile repeats it. There is one snapshot, so training waits
+    # until the observer has finished the observation before.
     def __call__(self, end: StepEnd) -> None:
         state = end.state
         observation = Observation(state.step, due_parts(self._periods, end.step, end.is_last))
@@ -155,7 +165,7 @@ class Observe:
         is_idle = self._observer.wait(
             lambda: end.stop.requested or end.stop.due(), observation.step
         )
-        # Where the awaited result ends the run early, the observation is left to a resumed run.
+        # The awaited result may end the run early. Then a resumed run does this observation.
         if is_idle and not end.stop.is_early:
             self._snapshot.take()
             self._observer.begin(observation)

@@ -1,4 +1,8 @@
-"""The outer loop: what happens when, and why in this order.
+"""The outer loop of a run: what happens when, and why in this order.
+
+What comes in are a state, a step and a feed, and what is to be done between steps. For each step,
+the main thread takes its batches from the feed, has threads copy them to the model devices, queues
+the step there and counts it. What goes out are the trained state and its last checkpoint.
 
 After a step at which something is due, in this order: read the losses (a non-finite loss is found
 before anything is written), call the hooks that are due in the order of their list, and save.
@@ -26,12 +30,19 @@ from myxtts.run.state import TrainingState
 from myxtts.run.step import SKIPPED, Step
 from myxtts.run.stop_request import StopRequest
 
-CHECKPOINTS = "checkpoints"  # kind of the pauses for them
+CHECKPOINTS = "checkpoints"  # kind of the pauses for writing checkpoints
 
 Save = Callable[[TrainingState], object]
 """(state): writes a checkpoint."""
 
 
+# One round of the loop is one step. First the result of an observation is applied, if there is one.
+# Then the batches are taken, as far ahead as the hand-over needs them. While the feed is empty, the
+# loop waits here. Then the step is queued on the devices, within a savepoint that knows whether a
+# failed step has changed the state. The call returns before the devices have computed it. Then the
+# step is counted, and what is due between steps is done. Most rounds therefore only queue work, and
+# the host runs ahead of the devices by some steps. A deal of new shares replaces the batches that
+# were taken ahead. After the last step the loop waits for the observer, and the savepoint saves.
 def train(
     state: TrainingState,
     step: Step,
@@ -46,7 +57,7 @@ def train(
     """Train to the end of the schedule or to a stop request; leave a checkpoint of the last step.
 
     Raises NonFiniteLoss or StepOutOfMemory for a step, which is not saved; UserError if a batch
-    could not be made, or a hook or the observer failed; ObserverFailed for a defect in there.
+    could not be made, or a hook or the observer failed; ObserverFailed for a defect of the latter.
     """
     ahead = LookAhead(feed, step.hand_over, clock.wait, step.synchronize)
     intervals = Intervals(clock, schedule)
@@ -54,8 +65,8 @@ def train(
     outcome = None
     with Savepoint(state, save, clock) as savepoint:
         while state.step < schedule.total_steps and not stop.due():
-            # All that was due after the previous step is done here, so that the result of an
-            # observation is applied to a state at rest.
+            # Everything due after the previous step is done by now. So the result of an observation
+            # is applied to a state at rest.
             if observer is not None:
                 observer.poll()
                 if stop.is_early:
@@ -77,10 +88,10 @@ def train(
             del batches
             between_steps(end, step, schedule, hooks, intervals, savepoint, clock)
             if end.is_redealt:
-                # Those that were taken ahead are of other shares.
+                # The batches that were taken ahead have the former shares.
                 ahead = LookAhead(feed, step.hand_over, clock.wait, step.synchronize)
                 clock.drop_taken()
-            # It has the batches of the first step.
+            # At the first step it holds its batches.
             del end
 
     # The last observation may take long. A request to stop leaves it to the resumed run.
@@ -103,8 +114,8 @@ def between_steps(
     is_reported = end.is_due(schedule.log_every)
     end.save = end.is_due(schedule.checkpoint_every)
     is_anything_due = is_reported or end.save or any(hook.is_due(end) for hook in hooks)
-    # Most steps end here, while the device still works on them. A step whose interval does not
-    # count was prepared (traced) meanwhile, and the clock has to forget it below.
+    # Most steps end here, while the device still works on them. The first step does not: it was
+    # traced meanwhile, which does not count, and the clock has to forget it below.
     if intervals.counts and not is_anything_due:
         return
     require_finite(end.state)
@@ -123,9 +134,13 @@ def between_steps(
 class Savepoint:
     """Saves the state of a run at the end of its scope, whatever ends it, if it may be saved.
 
+        with Savepoint(state, save, clock) as savepoint:
+            with savepoint.advance(step, planned):
+                outcome = step(...)
+
     A state with a non-finite loss or on a wrong device is worth nothing. A step that fails may
-    leave a part of itself in the state; one that waited for a worker that is lost, or that lacked
-    memory for its gradients, leaves none. Earlier checkpoints are intact in any case.
+    leave a part of itself in the state. It leaves none if it waited for a worker that is lost, or
+    lacked memory for its gradients. Earlier checkpoints are intact in any case.
     """
 
     def __init__(self, state: TrainingState, save: Save, clock: Clock):
@@ -136,6 +151,8 @@ class Savepoint:
     def __enter__(self) -> "Savepoint":
         return self
 
+    # A second Ctrl-C must end the program at once, so nothing is saved. A worthless or incomplete
+    # state is not saved, and neither is one that is on the disk already.
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         is_interrupted = kind is not None and not issubclass(kind, Exception)
         is_unusable = kind is not None and issubclass(kind, (NonFiniteLoss, PlacementError))
@@ -168,8 +185,8 @@ class Savepoint:
 class Intervals:
     """Times the intervals between two reports, and knows whether the newest step `counts`.
 
-    TensorFlow prepares the first step: it traces. This takes seconds and does not recur, so it
-    enters no rate; the clock counts it as a pause.
+    TensorFlow traces the first step. This takes seconds and does not recur, so it enters no rate,
+    and the clock counts it as a pause.
     """
 
     def __init__(self, clock: Clock, schedule: Schedule):
@@ -187,7 +204,8 @@ class Intervals:
     def report(self, end: StepEnd, losses: dict[str, float]) -> dict[str, float | str]:
         """Return the metrics of the interval that a step with these losses ends."""
         if SKIPPED in losses:
-            # The step counts since this process started, and a report since the one before.
+            # The step counts skipped updates since the start of this process, and a report counts
+            # those since the report before.
             skipped_updates = losses[SKIPPED]
             losses = losses | {SKIPPED: skipped_updates - self._skipped_updates}
             self._skipped_updates = skipped_updates
@@ -206,6 +224,8 @@ class Intervals:
 
 def require_finite(state: TrainingState) -> None:
     """Wait for the device; raise NonFiniteLoss for the first step that was not finite."""
+    # Each step notes on the device whether it was finite. Reading the note waits for all steps that
+    # are queued.
     if bad_step := int(state.bad_step.numpy()):
         raise NonFiniteLoss(bad_step)
 

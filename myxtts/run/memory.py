@@ -1,6 +1,13 @@
-"""Forecast of the host memory that a run takes, from its settings and its plan alone."""
+"""Forecast of the host memory that a run takes, from its settings and its plan alone.
+
+What comes in are the settings, the plan and the routes. Before the first step, the main thread adds
+up what is on the host at the same time: batches in buffers, the step and the observer if their
+devices are CPUs, and the copy for a checkpoint. What goes out is a sum by parts. The run ends with
+a message if the sum is more than the host has.
+"""
 
 from collections.abc import Sequence
+from itertools import chain
 from math import ceil
 from typing import NamedTuple
 
@@ -22,8 +29,8 @@ from myxtts.tasks.registry import task_of
 PRODUCE_BYTES = 1_200_000
 
 # An evaluation computes features of so many utterances at a time (`evaluation.speech`). For each
-# sample of all of them it holds three waves (recording, copy, synthesized) of 4 bytes, and of each
-# wave two mels of 1.25 bytes.
+# sample it holds three waves (recording, copy, synthesized) of 4 bytes, and two mels of each wave,
+# of 1.25 bytes.
 EVALUATED_ROWS = 8
 EVALUATED_BYTES = 20
 
@@ -31,8 +38,8 @@ EVALUATED_BYTES = 20
 class MemoryForecast(NamedTuple):
     """Host memory in MiB in addition to what the process has when its model is built.
 
-    An evaluation takes its part on the device that observes. Rows and seconds are those of the
-    largest batch, with padding.
+    An evaluation takes its part on the device that observes. `rows` and `seconds` are the size of
+    the largest batch, with padding.
     """
 
     parts_mib: dict[str, float]
@@ -49,6 +56,11 @@ class MemoryForecast(NamedTuple):
         return f"{self.total_mib:,.0f} MiB ({parts})"
 
 
+# All parts are counted for the largest batch, since its bucket may come at any time. First its
+# bytes: waves, features, and the work to make one from the other. Then how many such batches wait
+# where: audio on the host while tf.data reads ahead, and features in the feeds and the hand-over of
+# devices that are CPUs. Then the step with its activations, the observer, and the checkpoint. The
+# names of the parts become the log line, so a reader can see which setting to lower.
 def forecast_memory(
     config: Config,
     plan: Plan,
@@ -58,27 +70,29 @@ def forecast_memory(
     teacher_parameters: int = 0,
     observer: str = "",
 ) -> MemoryForecast:
-    """Forecast what training takes of the host's memory, for the largest batch.
+    """Forecast how much of the host's memory training takes, for the largest batch.
 
-    Devices on the CPU, also simulated GPUs, take theirs from the host. Left out is what is small or
-    short. `observer` is empty if validation takes turns with the step.
+    Devices on the CPU, also simulated GPUs, use host memory. Small or short allocations are left
+    out. `observer` is empty if validation takes turns with the step.
     """
     data, accumulation = config.data, config.training.gradient_accumulation
     sizes = [_sizes(config, plan, bucket, extractor) for bucket in range(len(plan.bounds))]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
     wave_bytes = batch_bytes(extractor.inputs, largest)
     feature_bytes = batch_bytes(extractor.features, largest)
-    # A teacher takes whole utterances, whatever is cut out of them afterwards.
-    cut = {} if extractor.load_frozen else extractor.sizes
-    waves = cut.get("segment_samples", largest["samples"])
+    # A teacher takes whole utterances, even if segments are cut out of them afterwards.
+    waves = largest["samples"]
+    if not extractor.load_frozen:
+        waves = extractor.sizes.get("segment_samples", waves)
     waves += ("reference_pcm" in extractor.inputs) * largest["reference_samples"]
     making = largest["batch"] * waves / SAMPLE_RATE_HZ * PRODUCE_BYTES
     activations = max(task_of(config).activation_bytes(config, size) for size in sizes)
     evaluating = _evaluation_bytes(config, parameters, largest["samples"])
-    data_devices = set().union(*(route.data_devices for route in routes))
+    data_devices = set(chain.from_iterable(route.data_devices for route in routes))
     host_producers = sum("CPU:" in device for device in data_devices)
     host_models = [route for route in routes if "CPU:" in route.model]
-    # Batches of audio wait in the buffers of each data device, and on one that is on the host.
+    # Batches of audio wait on the host while they are read ahead, for each data device. They also
+    # wait on a data device that is the host.
     read_ahead = data.num_workers + data.buffer_size
     audio = len(data_devices) * read_ahead + host_producers * data.prefetch_buffer_size
     # Without an observer, validation takes turns with the step, and only adds a snapshot.
@@ -124,7 +138,7 @@ def check_memory(forecast: MemoryForecast) -> None:
 
 
 def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
-    """Return the extra bytes of an evaluation: one more network, and waves of so many samples."""
+    """Return the extra bytes of an evaluation: one more network, and waves of `samples` each."""
     run = config.run
     if not run.evaluate_every:
         return 0.0

@@ -1,8 +1,10 @@
 """Observations: validation, samples and evaluation of the weights that a run has after a step.
 
-An observation works on a snapshot: a second network with a copy of the averaged weights. It runs on
-the first model device between two steps, or in a thread on another device while training goes on.
-Both ways share all code, and both ways the main thread applies the result between two steps.
+What comes in is a snapshot of the averaged weights after a step, in a second network. The main
+thread copies it from device to device. Then the parts of the observation that are due run on it:
+losses over the held-out corpus, samples, scores. They run on the first model device between two
+steps, or in the observer's thread on another device while training goes on. What goes out are
+metrics by name. Both ways share all code, and the main thread applies the result between two steps.
 """
 
 import logging
@@ -39,7 +41,7 @@ from myxtts.devicefeed.handover import HandOver
 from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, launch_lock
 from myxtts.devicefeed.times import Span, Timeline
 from myxtts.report.reporter import TensorBoard
-from myxtts.run.schedule import EVALUATION, SAMPLES, VALIDATION
+from myxtts.run.schedule import EVALUATION, FLAGS, SAMPLES, VALIDATION
 from myxtts.run.setup import TrainingSetup, typical_sizes
 from myxtts.tasks import loading
 from myxtts.tasks.base import (
@@ -56,11 +58,10 @@ from myxtts.tasks.registry import task_of
 
 OBSERVER = "observer"  # kind of the pauses for it, and lane of its spans
 
-POLL_S = 0.002  # of the observer for the feed
-STOP_POLL_S = 0.1  # of the waiting main thread for the request to stop
+POLL_S = 0.002  # the waiting observer looks at the feed so often
+STOP_POLL_S = 0.1  # the waiting main thread looks for a request to stop so often
 
 TOLERATED_WAIT = 0.005  # fraction of the time between two observations that needs no warning
-
 
 Batches = Iterable[tuple[ProducedBatch, ...]]
 
@@ -69,6 +70,10 @@ log = logging.getLogger(__name__)
 
 class Snapshot:
     """A network with a copy of the weights that other variables have at some time.
+
+        snapshot = Snapshot.of_run(setup)
+        snapshot.take()
+        losses, outputs = snapshot.network(batch)
 
     Sources have the names of the network's variables. The copy is traced here, on the main thread.
     Raises PlacementError if a variable of the network is on another device.
@@ -100,7 +105,7 @@ class Snapshot:
         return cls(network, setup.state.inference_variables(), device)
 
     def take(self) -> None:
-        """Copy the weights of the last step that was queued: from device to device, in one call."""
+        """Copy the weights as the last queued step leaves them, from device to device."""
         with launch_lock(self.device):
             self._copy()
 
@@ -112,6 +117,9 @@ class Snapshot:
 
 class Validation:
     """Mean losses over a held-out corpus.
+
+        losses = validation.evaluate()
+        losses["loss"]
 
     Args:
         model: its call returns (losses, outputs).
@@ -128,7 +136,9 @@ class Validation:
     ):
         def losses_of(batch):
             by_name, outputs = model(batch, training=False)
-            measured = make_metric().measure(batch, outputs) if make_metric else {}
+            measured = {}
+            if make_metric:
+                measured = make_metric().measure(batch, outputs)
             return tf.stack([by_name[name] for name in self._names]), measured
 
         self._minimised, self._device = model.LOSS_NAMES, device
@@ -151,8 +161,8 @@ class Validation:
         """
         metric = self._make_metric() if self._make_metric else None
         shares = []
-        # No scope around the loop: without a feed, this thread reads, and operations of tf.data
-        # have CPU kernels only.
+        # The loop has no device scope: without a feed, this thread also reads, and operations of
+        # tf.data have CPU kernels only. The loss of each batch stays on the device until the end.
         with self._open_feed() as feed:
             for (produced,) in throttled(feed, throttle or no_throttle):
                 with tf.device(self._device):
@@ -161,7 +171,7 @@ class Validation:
                         share, measured = self._losses(batch)
                     shares.append(share)
                     if throttle is not None:
-                        # Wait, so that the device has nothing queued when the throttle is called.
+                        # Without this wait, batches would be queued when the throttle is called.
                         share.numpy()
                     if metric:
                         metric.update(batch, measured)
@@ -169,7 +179,9 @@ class Validation:
                 total = tf.add_n(shares)
         losses = dict(zip(self._names, total.numpy().tolist(), strict=True))
         losses["loss"] = sum(losses[name] for name in self._minimised)
-        return losses | metric.result() if metric else losses
+        if metric:
+            losses |= metric.result()
+        return losses
 
 
 def make_validation(
@@ -182,7 +194,7 @@ def make_validation(
     """Return the validation of a run, on all held-out batches of a pass or on the first ones."""
 
     # An observer's thread makes its batches itself, since its throttle holds between two batches.
-    # Where training waits, a thread of their own makes them ahead.
+    # If training waits for the observation, a feed makes them ahead in a thread of its own.
     @contextmanager
     def open_batches() -> Iterator[Batches]:
         open_ = pipeline.open_unbuffered if setup.replicas.observer else pipeline.open_feed
@@ -203,7 +215,7 @@ def throttled(batches: Batches, throttle: Throttle) -> Iterator[tuple[ProducedBa
 
 
 class HeldOutWork:
-    """What a run does with held-out utterances and the weights of a snapshot.
+    """The parts of an observation: validation, samples and evaluation of a snapshot.
 
     `load` loads the vocoder of a voice.
     """
@@ -259,7 +271,7 @@ class HeldOutWork:
 
 
 def vocoder_loader(setup: TrainingSetup, device: str, folder: RunFolder) -> LoadVocoder:
-    """Return what loads the vocoder that the settings of a run name, once for all calls."""
+    """Return a function that loads the vocoder of a run's settings, once for all calls."""
     return cache(
         lambda: loading.load_vocoder(
             select_vocoder(folder.path, setup.config, AUDIO_FORMAT), device
@@ -299,7 +311,7 @@ class ObserverFailed(RuntimeError):
 
 
 class _Abandoned(Exception):
-    """The run ends: what is left of the observation is repeated when the run is resumed."""
+    """The run ends. A resumed run repeats the observation from its beginning."""
 
 
 class Result(NamedTuple):
@@ -310,8 +322,18 @@ class Result(NamedTuple):
     error: BaseException | None = None
 
 
+# With a thread, two queues of one place connect it to the main thread. `begin` puts an observation
+# into the first. The thread takes it, works, and puts the result into the second. The main thread
+# takes the result in `poll`, between two steps, or in `wait`, if the next observation is due.
+# Before each batch the thread calls `_throttle`: as long as the feeds are not full, producers need
+# the device and the host more, and the observer sleeps, unless training waits for it. Without a
+# thread, `begin` does the work, and the queue only keeps the result until `poll`.
 class Observer:
-    """Runs one observation at a time; a context manager. All methods are for the main thread.
+    """Runs one observation at a time. All methods are for the main thread.
+
+        with Observer(observe, record) as observer:
+            observer.begin(observation)
+            observer.poll()
 
     Args:
         observe: (observation, throttle or None) does the work and returns metrics by name.
@@ -386,8 +408,8 @@ class Observer:
     def wait(self, is_stopped: Callable[[], bool], due_step: int | None = None) -> bool:
         """Wait for the result of the running observation; return whether none is running now.
 
-        A request to stop leaves it unfinished. `due_step` is that of the next observation, which
-        waits for this one. Raises as `poll`.
+        A request to stop leaves it unfinished. `due_step` is the step of the next observation,
+        which waits for this one. Raises as `poll`.
         """
         if self._running is None:
             return True
@@ -409,18 +431,20 @@ class Observer:
             self._has_warned = True
             rare_enough = ceil((due_step - step) * (1 + waited_s / max(between_s, 1e-9)))
             log.warning(
-                "training waited %s for the observer, whose work on the weights of step %d takes"
-                " longer than the %d steps until it is due again. Every %d steps would be rare"
-                " enough (--validate-every, --sample-every, --evaluate-every); or choose another"
-                " device with --observer.",
-                *(format_duration(waited_s), step, due_step - step, rare_enough),
+                "%s took longer than the %d steps to the next observation, and training waited %s."
+                " Use %s of at least %d, or another --observer.",
+                self._running,
+                due_step - step,
+                format_duration(waited_s),
+                join_and([FLAGS[part] for part in self._running.parts]),
+                rare_enough,
             )
         self._finish(result)
         return True
 
     def _finish(self, result: Result) -> None:
         self._running = None
-        # An OSError is one of the disk and names its file; such errors need no traceback.
+        # An OSError comes from the disk and names its file. Such errors need no traceback.
         if isinstance(result.error, (UserError, OSError)):
             raise result.error
         if result.error is not None:
@@ -435,7 +459,7 @@ class Observer:
             except _Abandoned:
                 return
             except BaseException as error:
-                # The main thread raises it, whatever it is.
+                # The main thread raises any error when it takes the result.
                 result = Result(observation, {}, error)
             kind = join_and(observation.parts)
             self._timeline.add(Span(OBSERVER, kind, start_s, self._now(), observation.step))

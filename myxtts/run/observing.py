@@ -1,4 +1,10 @@
-"""Opens the observer of a run, and repeats what an earlier process left unfinished."""
+"""Opens the observer of a run, and repeats observations that an earlier process left unfinished.
+
+What comes in are the set-up of a run and what its results go to: checkpoints, reports, the request
+to stop early. The main thread builds a second network for the snapshot, traces all that the
+observer's thread will call, and begins the pending observations. What goes out are the observer and
+its snapshot, for the hook `Observe`.
+"""
 
 import logging
 import time
@@ -33,6 +39,11 @@ from myxtts.tasks.registry import evaluation_of, task_of
 log = logging.getLogger(__name__)
 
 
+# First come the second network and the work on it. Its functions are traced here, on the main
+# thread, even if another thread calls them. Then two functions tie the work to the run. `observe`
+# runs in the observer's thread, if there is one: it measures, and writes the metrics at once.
+# `record` runs in the main thread between two steps: it notes the result in the state and the
+# checkpoints, and may end the run. So a result is applied while the state is at rest.
 @contextmanager
 def open_observer(
     setup: TrainingSetup,
@@ -49,13 +60,12 @@ def open_observer(
     load = vocoder_loader(setup, device, folder)
     evaluator: Evaluator | None = None
     if config.run.evaluate_every:
-        # It imports every evaluator, which takes 0.4 s, and few runs need it.
-
+        # Opening it imports every evaluator, which takes 0.4 s, and few runs need it.
         evaluator = open_evaluator(setup, snapshot.network, device, folder, load)
     work = HeldOutWork(setup, snapshot, reporter.tensorboard, load, evaluator)
     if in_thread:
         # Keras and tracing are for the main thread alone, and TensorFlow prepares a function at its
-        # first call.
+        # first call. So everything is called once here.
         work.trace()
         snapshot.take()
         log.info("observer       traced for %s in %.1f s", device, time.perf_counter() - began_s)
@@ -64,7 +74,7 @@ def open_observer(
         # If the run is killed before a checkpoint knows the result, the resumed run repeats the
         # observation, and writes an equal result once more.
         metrics = work.observe(observation, throttle)
-        # All results before this one are recorded, whichever thread this is.
+        # All earlier results are recorded by now, since there is one observation at a time.
         if figure in metrics and (best := checkpoints.best_with(observation.step, metrics[figure])):
             metrics[f"best_step_by_{config.run.select_by}"] = best.step
         if metrics:
@@ -86,7 +96,7 @@ def open_observer(
 def repeat_pending(
     setup: TrainingSetup, observer: Observer, snapshot: Snapshot, request: StopRequest
 ) -> None:
-    """Redo the observations that the checkpoint does not know; the last may run during training."""
+    """Redo observations whose results the checkpoint lacks; the last may run during training."""
     state, checkpoints = setup.state, setup.run.start.folder.checkpoints
     for observation in state.pending_observations:
         checkpoint = checkpoint_of(checkpoints, observation.step)
@@ -106,8 +116,8 @@ def open_evaluator(
 ) -> Evaluator:
     """Return the evaluator of a run, which also writes `evaluation/CHECKPOINT/scores.md`.
 
-    It measures the weights of the network `source`, which is on the device. Raises UserError if the
-    recogniser or the vocoder cannot be used, or a file cannot be read.
+    It measures the weights of `source`, a network on the device. Raises UserError if the recogniser
+    or the vocoder cannot be used, or a file cannot be read.
     """
     started_s = time.perf_counter()
     if setup.config.run.select_by == "dnsmos":
@@ -115,8 +125,8 @@ def open_evaluator(
     task = task_of(setup.config)
     network = source
     snapshot = None
-    # The scores are to be those of `evaluate`. Most runs have a network that computes as it does,
-    # and hold no further one.
+    # A run must find the same scores as `myxtts evaluate`. Most runs have a network that computes
+    # as `evaluate` does. The others hold one more in float32.
     if not computes_as_evaluated(setup.config):
         with tf.device(device):
             network = task.build(setup.config, setup.corpora.vocabulary, "float32")
@@ -129,8 +139,8 @@ def open_evaluator(
     options = EvaluationOptions(
         utterances=run.evaluate_utterances,
         asr=Path(run.evaluate_asr) if run.evaluate_asr else None,
-        # In a run the figures of different steps are compared, all with the same noise. Copies are
-        # the same at all steps, and so would the perceptual scores of a voice be.
+        # One seed, since a run compares the figures of different steps, all with the same noise.
+        # A voice has perceptual scores for copies only, which are the same at all steps.
         seeds=(0,),
         perceptual=run.evaluate_pesq,
     )
@@ -148,7 +158,7 @@ def open_evaluator(
             snapshot.take()
         checkpoint = checkpoint_of(folder.checkpoints, step).name
         score = measure(checkpoint, throttle or no_throttle)
-        # A full disk must not end a run that may have trained for days, only for a table.
+        # A full disk must not end a run that has trained for days, only because of a table.
         with tolerate_full_disk(f"the scores of step {step}"):
             scores = folder.path / EVALUATION_FOLDER / checkpoint
             scores.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,9 @@
 """One run on one page: devices, corpus, state, hooks, feed, loop, last lines.
 
-`train` tells what a run does and in which order. What each part is stands in the modules it calls:
-`run.setup` opens a run, `run.loop` trains it, `run.step` is one step.
+What comes in are the settings. `train` tells what a run does and in which order, all in the main
+thread. It starts the other threads of a run: the feeds, the writer of checkpoints, the page, and
+perhaps an observer. What goes out are the run folder and the exit code. The modules that it calls
+explain the parts: `run.setup` opens a run, `run.loop` trains it, and `run.step` is one step.
 """
 
 import logging
@@ -50,9 +52,9 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
     check_workers_settings(config, cluster)
     folder = RunFolder(config.run.folder)
     with ExitStack() as run_resources:
-        # Devices. A run folder is locked before anything is read or written, so that of two starts
-        # one trains. Several workers lock theirs when they have met: whatever is wrong with one of
-        # them, all of them then learn of it.
+        # Devices. A run folder is locked before anything is read or written: if two processes start
+        # the same run, one trains. Several workers lock their folders after they have met, so that
+        # all of them learn of a fault of one.
         if cluster is None:
             run_resources.enter_context(folder.locked(config.run.lock))
             folder.check_not_existing(config.run.resume)
@@ -70,7 +72,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
         corpora = run.read_corpora()
         run_log.open(run.folder.path / "log.txt")
 
-        # State: from the seed, a pretrained run or the run's own checkpoint. A finished run is done
+        # State: from the seed, a pretrained run or the run's own checkpoint. A finished run ends
         # here, unless it was stopped in its last sync or observation.
         setup = run.set_up(corpora)
         description.log_start(setup)
@@ -83,10 +85,10 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             log.info(line, config.run.run, state.step, flag)
             return 0
 
-        # Hooks, in the order in which the loop calls them between two steps. The check of devices
-        # is for the first step alone. Then a sync, since it changes the weights; the report before
-        # the observation, so that a step has its line if its validation fails. Of several workers
-        # the chief writes the run folder, and the others write only their metrics.
+        # Hooks, in the order in which the loop calls them between two steps. First comes the check
+        # of devices, after the first step only. Then a sync, since it changes the weights. Then the
+        # report, before the observation, so that a step has its line even if its validation fails.
+        # Among several workers the chief writes the run folder; the others only write metrics.
         timeline = Timeline()
         write_json(run.folder.path / "run.json", description.describe_run(setup))
         hooks: list[Hook] = [CheckDevices(started_s), *more]
@@ -102,7 +104,7 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
                 Checkpoints(folder.checkpoints, config.run.keep_checkpoints, setup.record)
             )
             if checkpoints.is_patience_over:
-                # Even if an observation is pending: the run would not have begun it.
+                # A pending observation changes nothing: the run would not have begun it.
                 line = "nothing to do  --patience ended run %s; give a higher one. The best is %s"
                 log.info(line, config.run.run, checkpoints.best_line)
                 return 0
@@ -128,15 +130,16 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
         else:
             hooks.append(resources.enter_context(worker_report(run.folder.metrics, state.step)))
         if not schedule.total_steps:
-            # --stop-at-step 0 is for the common start of several jobs.
+            # --stop-at-step 0 makes the common start of several jobs.
             save(state)
             if replicas.is_chief:
                 checkpoints.finish()
             log.info("first weights  saved in %s, without a step", folder.checkpoints)
             return 0
 
-        # Feed. Synchronizing times producing apart from the hand-over. It costs nothing between two
-        # devices, where the hand-over would wait for the produced batch anyway.
+        # Feed. It fills before the first step, as long as --model-start-delay allows. Synchronizing
+        # times producing apart from the hand-over. It costs nothing between two devices, where the
+        # hand-over would wait for the produced batch anyway.
         stop = resources.enter_context(stop_on_signals(request))
         pipeline = setup.training_pipeline(synchronize=setup.between_devices)
         feed = resources.enter_context(pipeline.open_feed(Pass(state.position)))
@@ -145,14 +148,15 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
             observer.watch(feed)
         delay_s = config.data.model_start_delay
         waited_s = feed.wait_until_full(delay_s, lambda: stop.requested)
-        log.info("feed           %s", description.describe_fill(*feed.fill, waited_s, delay_s))
+        ready, depth = feed.fill
+        log.info("feed           %s", description.describe_fill(ready, depth, waited_s, delay_s))
 
-        # Loop. The last checkpoint is on the disk before the run says how it went.
+        # Loop. The last checkpoint is on the disk before the run logs its times.
         clock = Clock(
             producers=len(pipeline.producers), replicas=len(replicas.routes), timeline=timeline
         )
         if config.data.batch_shares == "auto":
-            # First, so that the others know of the checkpoint that it asks for.
+            # It comes first, so that later hooks know of the checkpoint that it asks for.
             hooks.insert(0, DealShares(setup, step, clock, pipeline, feed))
         with description.translate_training_errors(setup):
             loop.train(state, step, feed, schedule, hooks, save, clock, stop, observer)
@@ -193,10 +197,12 @@ def check_workers_settings(config: Config, cluster: Cluster | None) -> None:
 
 
 def input_bound_warning_of(setup: TrainingSetup) -> InputBoundWarning:
-    """Return what advises on long waits for batches."""
+    """Return the report that advises on long waits for batches."""
     routes = setup.replicas.routes
     # Advice to use another GPU is for one replica: several replicas use their GPUs already.
-    gpu_count = setup.gpu_count if len(routes) == 1 else 1
+    gpu_count = 1
+    if len(routes) == 1:
+        gpu_count = setup.gpu_count
     step, data, is_single = setup.state.step, setup.config.data, not setup.between_devices
     return InputBoundWarning(step, data, is_single, gpu_count, len(routes[0].data_devices))
 
@@ -206,8 +212,9 @@ def log_stop(stop: StopRequest, step: int) -> None:
     if not step:
         log.info("stopped        by %s before the first step: nothing was saved", stop.name)
         return
-    longer = " and a higher --patience" if stop.is_early else ""
-    resume = f"resume with --resume{longer}"
+    resume = "resume with --resume"
+    if stop.is_early:
+        resume += " and a higher --patience"
     log.info("stopped        by %s at step %d, after a checkpoint; %s", stop.name, step, resume)
 
 
@@ -225,11 +232,13 @@ def log_times(
         assessment = assess_run(total, setup.run.placement, replicas, gpu_count, can_replicate)
         bounds_s = [hook.bound_s for hook in hooks if isinstance(hook, DealShares)]
         assessment = replace(assessment, bound_s=next(iter(bounds_s), None))
-        # Between GPUs a copy keeps the host in time: that for a step waits for the step three
-        # before. On a single GPU nothing does, and the times of calls are not those of steps.
+        # Between GPUs the copies keep the host in time: the copy for step n waits for step n - 3.
+        # On a single GPU nothing does, so the times of calls say nothing about the times of steps.
         on_gpu = setup.run.placement.on_gpu
         if setup.between_devices or not on_gpu:
-            ahead = HANDED_OVER_AHEAD + 1 if on_gpu else 0
+            ahead = 0
+            if on_gpu:
+                ahead = HANDED_OVER_AHEAD + 1
             variation = step_variation(clock.timeline.newest(), traced_s, ahead)
             assessment = replace(assessment, step_variation=variation)
         log.info("grade          %s", assessment.line)

@@ -1,4 +1,10 @@
-"""The checkpoints of a run: from the state to files (checkpoint_files.py) and back."""
+"""The checkpoints of a run: from the state to files (`checkpoints.files`) and back.
+
+What comes in is the state after a step. The main thread waits for the checkpoint before, copies all
+variables to host memory, and goes on training. A thread writes the copy and removes old ones. When
+the result of an observation is known, the same way adds it to the checkpoints from its step on.
+What goes out are folders with weights and a record. `restore` takes one of them back into a state.
+"""
 
 import errno
 import logging
@@ -25,9 +31,8 @@ from myxtts.checkpoints.variables import Groups, load_variables
 from myxtts.report.metrics import FIGURES
 from myxtts.run.state import TrainingState
 
-# A shorter wait for the previous checkpoint takes as long as a copy.
+# A shorter wait for the previous checkpoint is not worth a warning: a copy takes as long.
 MIN_LOGGED_WAIT_S = 0.1
-
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +60,12 @@ def record_of(state: TrainingState, record: Record) -> Record:
 class Checkpoints:
     """The newest `keep` checkpoints of a run and the best; a thread writes them during training.
 
-    A context manager: leaving it waits for the checkpoint that is being written, unless a second
-    Ctrl-C ends the program.
+        with Checkpoints(folder, keep=3, record=record) as checkpoints:
+            checkpoints.save(state)
+            checkpoints.finish()
+
+    Leaving the scope waits for the checkpoint that is being written, unless a second Ctrl-C ends
+    the program.
     """
 
     def __init__(self, folder: Path, keep: int, record: Record):
@@ -80,8 +89,9 @@ class Checkpoints:
                 break
 
     def _restore_best(self, newest: Record, best: Best) -> None:
-        """Take the best checkpoint over, unless it was removed, or the figures were of another
-        kind: then they cannot be compared, and any checkpoint may be the best.
+        """Take over the best checkpoint of before, unless it was removed.
+
+        If the figures were of another kind, they cannot be compared, and it is not taken over.
         """
         record = self._record
         if not checkpoint_files.checkpoint_of(self._folder, best.step).exists():
@@ -102,15 +112,18 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or issubclass(kind, Exception):
             self.wait()
-        # `finish` was not reached, which raises the error of the last checkpoint.
+        # `finish`, which raises the error of the last checkpoint, was not reached.
         if kind is not None and self._failure is not None:
             log.error("%s", self._failure)
 
+    # The wait for the previous checkpoint comes first, so that host memory holds one copy at a
+    # time. Copying waits for the device. The record and the steps to keep are read here as well,
+    # because the main thread changes the state while the other thread writes.
     def save(self, state: TrainingState) -> Path:
         """Copy the state, start to write it, and return the folder that the checkpoint will have.
 
-        Waits for the previous checkpoint first, so that there is one copy at a time. If the disk
-        refuses, the log says so, and training goes on.
+        Waits for the previous checkpoint first. If the disk refuses, the log says so, and training
+        goes on.
         """
         was_busy = self.is_writing
         began_s = time.perf_counter()
@@ -133,7 +146,7 @@ class Checkpoints:
 
     def _start(self, write: Callable[[], None]) -> None:
         def run() -> None:
-            # Whatever it is, it is raised where the training waits for the thread.
+            # The main thread raises any error when it waits for this thread.
             try:
                 write()
             except BaseException as error:
@@ -171,20 +184,24 @@ class Checkpoints:
             return f"none has a {self._figure.label} yet: the newest is used"
         name = checkpoint_files.checkpoint_of(self._folder, self.best.step).name
         line = f"{name}, {self._figure.label} {self.best.value:.4g}"
-        return f"{line}; then {self.since_best} no better" if self.since_best else line
+        if self.since_best:
+            line += f"; then {self.since_best} no better"
+        return line
 
     def best_with(self, step: int, value: float) -> Best | None:
-        """Return the best checkpoint if that of a step has a value of the figure."""
+        """Return the best checkpoint, given the figure's value at one more step."""
         sign = self._figure.sign
-        least = sign * self.best.value if self.best else math.inf
+        least = math.inf
+        if self.best:
+            least = sign * self.best.value
         return Best(step, value) if sign * value < least else self.best
 
     def record(self, state: TrainingState, step: int, value: float | None) -> None:
         """Record the result of an observation in the state and in the checkpoints from its step on.
 
-        A run that resumes from a checkpoint that does not know the result repeats the observation,
-        with the same result. `value` is that of the figure which chooses the best checkpoint; None
-        if the observation did not measure it.
+        A run that resumes from a checkpoint without the result repeats the observation, and gets
+        the same result. `value` is the figure that chooses the best checkpoint; None if the
+        observation did not measure it.
         """
         self.wait()
         state.pending_observations = without(state.pending_observations, step)
@@ -192,8 +209,9 @@ class Checkpoints:
         is_saved = checkpoint_files.checkpoint_of(self._folder, step).exists()
         if value is not None and is_saved:
             best = self.best_with(step, value)
-            self.since_best = 0 if best != self.best else self.since_best + 1
-            self.best = best
+            self.since_best += 1
+            if best != self.best:
+                self.best, self.since_best = best, 0
         chosen = {"best": self.best, "since_best": self.since_best}
         self._start(partial(self._write_result, step, chosen, self._needed_steps(state)))
 
@@ -249,8 +267,8 @@ class Checkpoints:
         for folder in folders:
             if folder in kept or step_of(folder) in needed:
                 continue
-            # One that the user has protected can still be renamed. The rename comes first, so that
-            # a part of it never counts as a checkpoint.
+            # The rename comes first, so that half a folder never counts as a checkpoint. A folder
+            # that the user has protected could still be renamed, so its permission is checked.
             try:
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
@@ -280,8 +298,8 @@ def restore(checkpoint: Checkpoint, state: TrainingState) -> None:
     state.audio_s_since_sync = record.audio_s_since_sync
     state.position = record.position
     if record.replicas != state.replicas.count:
-        counts = (state.replicas.count, record.replicas)
-        log.info("replicas       %d now, %d before: they share the rest of the epoch", *counts)
+        line = "replicas       %d now, %d before: they share the rest of the epoch"
+        log.info(line, state.replicas.count, record.replicas)
         state.position = state.position.after_resize(record.replicas)
     state.session_start = state.step, state.position
     state.pending_observations = record.pending_observations

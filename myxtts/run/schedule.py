@@ -1,4 +1,9 @@
-"""What happens after which step: rates, the length of a run, and observations. No TensorFlow."""
+"""What happens after which step: rates, the length of a run, and observations. No TensorFlow.
+
+What comes in are settings and the number of a step. These are pure functions: `setup` puts them
+together to the Schedule of a run, the loop asks it what is due, and the step looks up its rates,
+both in the main thread.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +14,7 @@ from myxtts.config.schema import RunConfig
 VALIDATION = "validation"
 SAMPLES = "samples"
 EVALUATION = "evaluation"
+FLAGS = {VALIDATION: "--validate-every", SAMPLES: "--sample-every", EVALUATION: "--evaluate-every"}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,10 @@
         setup = run.set_up(run.read_corpora())
         step = setup.make_step()
 
+What comes in are settings and the place to start from (`run.start`). On the main thread, in this
+order: TensorFlow's devices are configured, which works once for each process, and the workers meet
+(`open_run`). The corpora are read (`read_corpora`). The state is built and gets its first weights
+(`set_up`). What goes out is a TrainingSetup, which makes the step, the schedule and the pipelines.
 Training, the profiler and the preflight open a run in this way. Each stage needs the previous one.
 """
 
@@ -54,7 +58,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunCorpora:
-    """The corpora of a run, and the folder of caches and of rejected.csv: each worker has one."""
+    """The corpora of a run, and the folder of this worker for caches and rejected.csv."""
 
     training: Corpus
     held_out: Corpus | None
@@ -78,15 +82,18 @@ class OpenRun:
     def folder(self) -> RunFolder:
         """The folder for caches, log and metrics of this process; the chief's is the run's."""
         process, folder = self.replicas.process, self.start.folder
-        return RunFolder(folder.path / f"worker-{process}") if process else folder
+        if not process:
+            return folder
+        return RunFolder(folder.path / f"worker-{process}")
 
     def read_corpora(self) -> RunCorpora:
         """Read the corpora; raise DataError, also if the workers do not have the same."""
         start, count = self.start, self.replicas.count
         corpora = load_run_corpora(start, self.folder.path, count, first_shares(start, count))
         texts = corpora.training.teacher_rows
-        digests = {"corpus": corpora.training.manifest.fingerprint}
-        digests["--texts"] = texts.fingerprint if texts else NO_TEXTS
+        digests = {"corpus": corpora.training.manifest.fingerprint, "--texts": NO_TEXTS}
+        if texts:
+            digests["--texts"] = texts.fingerprint
         for name, digest in digests.items():
             if not self.replicas.all_equal(digest):
                 raise DataError(
@@ -95,6 +102,12 @@ class OpenRun:
                 )
         return corpora
 
+    # First XLA is tried, before the long work. Then the network is built with weights of the seed
+    # or of a pretrained run, and implementations are chosen for the device by the size of its
+    # batches. The forecast of memory and the teacher come next: they may end the run, and nothing
+    # is written yet. The record is what every checkpoint will say of the run; its `start` is the
+    # digest of the very first weights. Then a resumed run restores its checkpoint. Last, the
+    # workers compare their weights: if they are equal now, they stay equal.
     def set_up(self, corpora: RunCorpora) -> "TrainingSetup":
         """Build the state of the run and give it its first weights.
 
@@ -116,31 +129,25 @@ class OpenRun:
         notes = tune(config, state, plan)
         load_teacher = teacher_loader(teacher, config, typical_sizes(plan))
 
-        # Whatever does not fit into memory is reported before the run folder is written: the
-        # forecast for the host here, and a teacher by loading it on its first device.
+        # Lack of memory is reported before the run folder is written: on the host by a forecast,
+        # and on the device of a teacher by loading it.
+        teacher_parameters = 0
+        if teacher:
+            teacher_parameters = sum(array.size for array in teacher.weights().values())
         memory = forecast_memory(
             config,
             plan,
             replicas.routes,
             parameter_count(state.model),
             task_of(config).extractor(config, training=True, load_teacher=load_teacher),
-            sum(array.size for array in teacher.weights().values()) if teacher else 0,
+            teacher_parameters,
             replicas.observer if config.run.uses_held_out else "",
         )
         check_memory(memory)
         if load_teacher is not None:
             load_teacher(replicas.routes[0].data)
 
-        held_out = corpora.held_out
-        record = run_record(
-            *(config, corpora.training, corpora.vocabulary),
-            start=resumed.record.start if resumed else digest_of(dict(state.arrays(MODEL))),
-            held_out=held_out.manifest.fingerprint if held_out else None,
-            ancestor=start.ancestor,
-            teacher=teacher.source if teacher else None,
-            lexicon=dict(start.frontend.lexicon),
-            espeakng_loader=start.espeakng_loader,
-        )
+        record = self._record_of(corpora, state)
         if resumed is not None:
             corpus = corpora.training.manifest
             check_same_corpus(resumed.checkpoint, corpora.vocabulary, corpus, record.texts)
@@ -152,10 +159,29 @@ class OpenRun:
             )
         return TrainingSetup(self, corpora, state, record, memory, notes, load_teacher)
 
+    def _record_of(self, corpora: RunCorpora, state: TrainingState) -> Record:
+        """Return the record of the run, before a checkpoint is restored into its state."""
+        start, held_out = self.start, corpora.held_out
+        if start.resumed:
+            first_weights = start.resumed.record.start
+        else:
+            first_weights = digest_of(dict(state.arrays(MODEL)))
+        return run_record(
+            self.config,
+            corpora.training,
+            corpora.vocabulary,
+            start=first_weights,
+            held_out=held_out.manifest.fingerprint if held_out else None,
+            ancestor=start.ancestor,
+            teacher=start.teacher.source if start.teacher else None,
+            lexicon=dict(start.frontend.lexicon),
+            espeakng_loader=start.espeakng_loader,
+        )
+
 
 @contextmanager
 def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
-    """Configure the devices of a run and open its replicas, for as long as the scope lasts.
+    """Configure the devices of a run; open its replicas for as long as the scope lasts.
 
     Call it before the first tensor is made: TensorFlow configures devices once for each process.
     Raises PlacementError if the devices do not fit or the rendezvous of the workers failed,
@@ -170,7 +196,9 @@ def open_run(start: Start, cluster: Cluster | None = None) -> Iterator[OpenRun]:
 def configure_devices(config: Config, cluster: Cluster | None = None) -> Placement:
     """Plan the routes and set up TensorFlow's devices; raises as `open_run`."""
     settings, gpu_count = config.placement, devices.gpu_count()
-    rank, workers = cluster.place_on_host if cluster else (0, 1)
+    rank, workers = 0, 1
+    if cluster:
+        rank, workers = cluster.place_on_host
     placement = plan_routes(settings, gpu_count, rank, workers)
     replicas = len(placement.routes)
     if cluster is not None:
@@ -181,12 +209,15 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
         placement, small_operations=task_of(config).has_small_operations(config), processes=workers
     )
     # A run without a choice of GPUs uses one of several. This is no mistake, since others may use
-    # the machine, but it should be known.
+    # the machine, but the user should know it.
     seen = settings.simulate_gpus or gpu_count
     if seen > 1 and not named_gpus(settings):
-        by = f" by worker {cluster.index}" if cluster else ""
-        more = "; --model-gpus 0 1 uses more" if cluster else "; --placement auto measures more"
-        log.info("GPUs           1 of %d is used%s%s", seen, by, more if seen > workers else "")
+        by, more = "", "; --placement auto measures more"
+        if cluster:
+            by, more = f" by worker {cluster.index}", "; --model-gpus 0 1 uses more"
+        if seen <= workers:
+            more = ""
+        log.info("GPUs           1 of %d is used%s%s", seen, by, more)
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     tf.config.experimental.enable_tensor_float_32_execution(config.training.tf32)
@@ -194,15 +225,18 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 
 
 def shared_settings(start: Start) -> dict[str, str]:
-    """Return what all workers must have in common: settings of the step, and the start."""
+    """Return the settings and the start that all workers must have in common."""
     values = start.config.model_dump(mode="json")
     shared = {}
     for setting in SETTINGS.values():
         if PER_MACHINE not in setting.marks:
             value = values[setting.section][setting.name]
             shared[f"{setting.section}.{setting.name}"] = str(value)
-    shared["checkpoint"] = start.resumed.checkpoint.path.name if start.resumed else "none"
-    shared["teacher"] = start.teacher.checkpoint.weights_digest if start.teacher else "none"
+    shared |= {"checkpoint": "none", "teacher": "none"}
+    if start.resumed:
+        shared["checkpoint"] = start.resumed.checkpoint.path.name
+    if start.teacher:
+        shared["teacher"] = start.teacher.checkpoint.weights_digest
     return shared
 
 
@@ -211,30 +245,35 @@ def load_run_corpora(
 ) -> RunCorpora:
     """Read the corpora of a run on one machine, without its devices.
 
-    Raises DataError if a corpus cannot be used, and ConfigError if nothing is held out for what is
-    to be observed. The folder gets caches and rejected.csv.
+    Raises DataError if a corpus cannot be used, and ConfigError if validation, samples or
+    evaluations are due but nothing is held out. The folder gets caches and rejected.csv.
     """
     config = start.config
-    corpora = RunCorpora(
-        *load_corpora(
-            *(config, folder, length_rule_of(config), start.vocabulary, replicas),
-            frontend=start.frontend,
-            shares=shares,
-        ),
+    training, held_out, vocabulary = load_corpora(
+        config,
         folder,
+        length_rule_of(config),
+        start.vocabulary,
+        replicas,
+        frontend=start.frontend,
+        shares=shares,
     )
-    if corpora.held_out is None and config.run.uses_held_out:
+    if held_out is None and config.run.uses_held_out:
         raise ConfigError(
             "validation, samples or evaluations were requested, but none of the"
-            f" {len(corpora.training.manifest)} utterances is held out. Give --val-data or a larger"
+            f" {len(training.manifest)} utterances is held out. Give --val-data or a larger"
             " --validation-fraction, or --validate-every 0 --sample-every 0 --evaluate-every 0."
         )
-    return corpora
+    return RunCorpora(training, held_out, vocabulary, folder)
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
     """A run before its first step.
+
+        setup = run.set_up(run.read_corpora())
+        step, schedule = setup.make_step(), setup.schedule
+        with setup.training_pipeline(synchronize=False).open_feed(Pass()) as feed:
 
     Attributes:
         implementation_notes: lines of the log on what the task chose for the model device, by name.
@@ -274,17 +313,17 @@ class TrainingSetup:
 
     @property
     def observer(self) -> str:
-        """The device that observes: a further one, or that of the first replica."""
+        """The device that observes: a further one, or else the first replica's."""
         return self.replicas.observer or self.replicas.device
 
     def make_step(self) -> Step:
         return make_step(self.config, self.state)
 
     def training_pipeline(self, synchronize: bool, **data_settings: Any) -> Pipeline:
-        """Make the pipeline of this process' training batches, with changes of settings of reading.
+        """Make the pipeline of this process' training batches; `data_settings` replace settings.
 
-        With `synchronize` it waits for the data device after each batch, so that times are those of
-        the work done.
+        With `synchronize` it waits for the data device after each batch, so that the times are true
+        on a GPU.
         """
         config, replicas = self.config, self.replicas
         return Pipeline(
@@ -317,7 +356,7 @@ def tune(config: Config, state: TrainingState, plan: Plan) -> dict[str, str]:
 
 
 def typical_sizes(plan: Plan) -> dict[str, int]:
-    """Return the dimensions of batches of medium length, by which implementations are chosen."""
+    """Return the dimensions of batches of medium length, to choose implementations by."""
     rows, samples, tokens = plan.shape(len(plan.bounds) // 2)
     return {"batch": rows, "frames": frame_count(samples), "tokens": tokens}
 
@@ -351,7 +390,7 @@ def make_step(config: Config, state: TrainingState) -> Step:
 
 
 def run_record(config: Config, corpus: Corpus, vocabulary: Vocabulary, **more: Any) -> Record:
-    """Return what a checkpoint records of a run that trains on a corpus, and more values of it."""
+    """Return the record of a run that trains on a corpus, with `more` values."""
     return Record(
         settings=config,
         symbols=vocabulary.symbols.symbols,
@@ -366,7 +405,7 @@ def run_record(config: Config, corpus: Corpus, vocabulary: Vocabulary, **more: A
 
 
 def selection_of(config: Config) -> str:
-    """Return what the best checkpoint is chosen by, with all settings that change such scores."""
+    """Name the figure that chooses the best checkpoint, with all settings that change it."""
     select_by = config.run.select_by
     if select_by == "loss":
         return select_by
@@ -384,12 +423,15 @@ def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Sched
     peak = training.learning_rate
     if training.scale_learning_rate:
         peak *= state.replicas.count
+    end = total
+    if training.stop_at_step is not None:
+        end = min(total, training.stop_at_step)
     return Schedule(
-        total_steps=total if training.stop_at_step is None else min(total, training.stop_at_step),
+        total_steps=end,
         log_every=config.run.log_every,
         checkpoint_every=config.run.checkpoint_every,
-        # The rate falls over the whole length, whatever stop_at_step is: the jobs after a warm
-        # start continue it.
+        # The rate falls over the whole length, even if stop_at_step ends the run before: jobs that
+        # start from its checkpoint continue the fall.
         learning_rate=lambda step: schedule.learning_rate(
             step, total, peak, training.warmup_steps, training.final_lr_ratio
         ),

@@ -1,4 +1,10 @@
-"""`--batch-shares auto`: deals the rows of a step by how long each replica works on its own."""
+"""`--batch-shares auto`: deals the rows of a step by how long each replica works on its own.
+
+What comes in are times: how long steps take, and how long each replica waits in them for the
+gradients of the slowest. A hook measures them for some steps in the main thread, and computes
+shares with which all replicas would work equally long. What goes out are new sizes of the batches
+in the plan, and new feeds, whose batches have these sizes. A step keeps its utterances.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -17,31 +23,33 @@ from myxtts.run.hooks import StepEnd
 from myxtts.run.setup import TrainingSetup
 from myxtts.run.step import IDLE_STEPS, Step
 
-# Since the start or the deal before, while caches and feeds fill.
+# The steps after a start or a deal are not measured, while caches and feeds fill.
 WARM_UP_STEPS = 8
 MEASURED_STEPS = 10 * IDLE_STEPS
-# At a time: what does not depend on the rows, such as launching, spoils the first measurements, and
-# a device may have changed its speed within them.
+# So many deals follow one another. One is not enough: a part of a step does not depend on its rows,
+# such as launching, and a device may change its speed while it is measured.
 MOST_DEALS = 4
-# Fraction of a step for which a replica waits for the slowest.
+# A replica is starved if it waits for the slowest for more than this fraction of a step.
 STARVED = 0.05
-# Of the memory of a GPU: the longest batches may not have come yet.
+# New shares use this fraction of a GPU's memory: the longest batches may not have come yet.
 USABLE = 0.9
 
 log = logging.getLogger(__name__)
 
 
 class DealShares:
-    """Deals the rows anew where a replica is starved: up to MOST_DEALS times at the start of a run,
-    each after as many steps, and as often from the end of an epoch on.
+    """Deals the rows anew where a replica is starved.
 
-    All replicas step together, so each works for the time of a step without its wait. The shares in
-    force divided by these times are the shares with which all would work equally long, but for what
-    does not depend on the rows. A checkpoint records them, so that a run that resumes takes the
-    same steps until the next deal.
+    It deals up to MOST_DEALS times at the start of a run, each time after measuring, and as often
+    from the end of an epoch on.
+
+    All replicas step together, so the busy time of each is the time of a step without its wait.
+    Dividing each current share by its busy time gives shares with equal busy times, apart from the
+    part of a step that does not grow with rows. A checkpoint records them, so that a run that
+    resumes takes the same steps until the next deal.
 
     Args:
-        pipeline, feed: of the batches of training, which begin anew after a deal.
+        pipeline, feed: the batches of training, which begin anew after a deal.
 
     Attributes:
         bound_s: seconds of a step if none ever waited, by the newest measurement; None before it.
@@ -59,16 +67,23 @@ class DealShares:
         self._before: np.ndarray | None = None
         self.bound_s: float | None = None
 
+    # The hook is called in pairs. A first call begins a measurement (`_before` is None until then),
+    # and a second one ends it, MEASURED_STEPS later. While there are deals left, pairs follow one
+    # another. Afterwards a pair begins shortly before the end of an epoch, and ends with it.
     def is_due(self, end: StepEnd) -> bool:
         next_step, steps = end.planned.next_position.step, end.step - self._since
         if self._before is None:
-            # Later in the epoch, its end would come too soon, and the next one in an epoch.
+            # A measurement that ends with the epoch begins so many steps before.
             begin = max(self._plan.steps_per_epoch - MEASURED_STEPS, 0)
             return steps >= WARM_UP_STEPS and (self._deals_left > 0 or next_step == begin)
         if steps < MEASURED_STEPS or end.is_last:
             return False
         return self._deals_left > 0 or not next_step
 
+    # The time of the steps and the waits of the replicas are sums since the start, so a measurement
+    # is the difference of two readings. Waits are measured in every IDLE_STEPS-th step. The least
+    # wait is subtracted, because even the slowest replica waits now and then by chance. `bound_s`
+    # is the time of a step in which all replicas work at their own speeds until all rows are done.
     def __call__(self, end: StepEnd) -> None:
         now = np.array([self._clock.total().busy_s, *self._step.idle_s()])
         before, self._before, steps = self._before, now, end.step - self._since
@@ -78,7 +93,7 @@ class DealShares:
             return
         self._before = None
         busy_s, *idle_s = now - before
-        # Chance lets each of them wait now and then.
+        # The fraction of a step for which each replica waits, float64 [replicas].
         idle = np.minimum(IDLE_STEPS * (np.array(idle_s) - min(idle_s)) / busy_s, 0.99)
         dealt = self._plan.batch_sizes.sum(axis=0)
         self.bound_s = busy_s / steps * dealt.sum() / (dealt / (1.0 - idle)).sum()
@@ -88,6 +103,11 @@ class DealShares:
         else:
             self._deals_left = 0
 
+    # A row costs a replica (1 - idle) / dealt of a step. `water_fill` divides one step so that all
+    # finish together, and no replica gets more rows than its memory holds. Each replica keeps at
+    # least one row of the largest batch, and shares have four digits, as a checkpoint records them.
+    # If this changes no batch, dealing ends. Otherwise the loop makes a checkpoint, and the feed
+    # begins anew behind this step, since its queues hold batches of the former sizes.
     def _deal(self, end: StepEnd, idle: np.ndarray) -> None:
         """Deal the rows by the fraction of a step for which each replica is idle."""
         plan, state = self._plan, end.state
@@ -99,7 +119,7 @@ class DealShares:
         shares = np.maximum(shares, 1.0 / sizes.sum(axis=1).max())
         plan.deal(np.round(shares / shares.sum(), 4).tolist())
         if np.array_equal(plan.batch_sizes, sizes):
-            # Whole rows or memory allow no better ones.
+            # Rounding to whole rows, or the memory, allows no better shares.
             self._deals_left = 0
             plan.deal(state.batch_shares)
             return
@@ -129,8 +149,9 @@ def forget_peaks(placement: Placement, devices: Sequence[str]) -> None:
 
 
 def memory_room(placement: Placement, devices: Sequence[str]) -> np.ndarray:
-    """Return how many times the memory that each device took at most since the last deal it may
-    take, float64 [devices]; inf where it is unknown.
+    """Return by what factor the peak memory of each device may grow: float64 [devices].
+
+    The peak counts since the last deal. The factor is inf where the limit is unknown.
     """
     room = np.full(len(devices), np.inf)
     for device in placement.devices:

@@ -1,4 +1,10 @@
-"""Where a run starts: from nothing, its newest checkpoint, or weights of another run."""
+"""Where a run starts: from nothing, its newest checkpoint, or weights of another run.
+
+What comes in are the settings that the user gave, and the run folder. Before any device is used,
+the main thread looks for a checkpoint to resume, for the pretrained run of --init-from and for the
+teacher, reads their records, and checks that the settings fit them. What goes out is a Start: the
+settings with all that other runs fix, and the sources of vocabulary, frontend and weights.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,8 +39,8 @@ NO_TEXTS = "0" * 64
 class Start:
     """The settings of a run with all that other runs fix, and the source of its first weights.
 
-    That is the run itself, which resumes, a pretrained run, or the seed. The teacher is the frozen
-    voice that makes part of the features.
+    The source is the run itself if it resumes, or a pretrained run, or else the seed. The teacher
+    is the frozen voice that makes part of the features.
     """
 
     config: Config
@@ -45,29 +51,32 @@ class Start:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """Rows that the run's vocabulary begins with. A teacher fixes all symbols and languages."""
+        """The first rows of the run's vocabulary; a teacher fixes all symbols and languages."""
         if self.resumed:
             return self.resumed.record.inherited_vocabulary
         return self._source.inheritable_vocabulary if self._source else None
 
     @cached_property
     def frontend(self) -> TextFrontend:
-        """What makes symbols of texts; --lexicon adds to the words of the run that it starts from.
+        """The frontend that makes symbols of texts; --lexicon adds words to the inherited ones.
 
         Raises DataError for an unusable file.
         """
         if self.resumed:
             return self.resumed.record.frontend
         own = frontend_of(self.config.data)
-        return self._source.record.frontend.with_words(own.lexicon) if self._source else own
+        if self._source:
+            return self._source.record.frontend.with_words(own.lexicon)
+        return own
 
     @property
     def espeakng_loader(self) -> str:
         """The version of espeak-ng's package that makes phonemes of the run's texts, if any are."""
         if self.resumed:
             return self.resumed.record.espeakng_loader
-        has_phonemes = length_rule_of(self.config) and self.frontend.kind == "phonemes"
-        return espeak.installed_version() if has_phonemes else ""
+        if not length_rule_of(self.config) or self.frontend.kind != "phonemes":
+            return ""
+        return espeak.installed_version()
 
     @property
     def _source(self) -> TrainedRun | None:
@@ -77,7 +86,7 @@ class Start:
 
     @property
     def ancestor(self) -> Ancestor | None:
-        """What the run's checkpoints record of the pretrained run."""
+        """The entry for the pretrained run in the checkpoints of this run."""
         if self.resumed:
             return self.resumed.record.ancestor
         return self.pretrained.ancestor if self.pretrained else None
@@ -86,8 +95,8 @@ class Start:
 def resolve_start(config: Config, folder: RunFolder) -> Start:
     """Decide where a run starts from; raise ConfigError or CheckpointError if that does not fit.
 
-    Reads no corpus, so that a mistake is reported at once; and no pretrained run if the run has a
-    checkpoint.
+    No corpus is read, so that a mistake is reported at once. The pretrained run is not read if the
+    run has a checkpoint.
     """
     select_vocoder(folder.path, config, AUDIO_FORMAT)
     checkpoint_files.recover_interrupted_replace(folder.checkpoints)
@@ -97,10 +106,10 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
         config = apply_teacher_settings(config, teacher)
     pretrained = None
     if config.training.init_from is not None:
-        if resumed is None:
+        source = resumed
+        if source is None:
             pretrained = read_pretrained(local_run(config.training.init_from), folder.path)
-        source = pretrained.run if pretrained else resumed
-        assert source is not None
+            source = pretrained.run
         config = inherit_settings(config, source)
     if resumed is not None:
         config = keep_normaliser(config, resumed)
@@ -110,9 +119,10 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
 
 
 def first_shares(start: Start, replicas: int) -> Sequence[float]:
-    """Return the share of each replica in a step; of `auto` those of a run that resumes."""
+    """Return the share of each replica in a step; for `auto` as the resumed run recorded them."""
     shares = start.config.data.batch_shares
     if shares != "auto":
         return shares
-    recorded = start.resumed.record.batch_shares if start.resumed else ()
-    return recorded if len(recorded) == replicas else ()
+    if start.resumed and len(start.resumed.record.batch_shares) == replicas:
+        return start.resumed.record.batch_shares
+    return ()

@@ -1,4 +1,10 @@
-"""Everything that a run changes: weights, optimizer, averages, and the position in the plan."""
+"""Everything that a run changes: weights, optimizer, averages, and the position in the plan.
+
+What comes in are a model and its optimizer, built within the scope of the replicas: each variable
+has a copy on the device of each replica. The step changes the variables on the devices, and the
+main thread counts the step here. What goes out are named variables, which checkpoints copy to the
+host, observers copy to their network, and `run.saving.restore` sets.
+"""
 
 from collections.abc import Collection, Iterator
 from itertools import chain
@@ -24,19 +30,19 @@ class TrainingState:
     Raises PlacementError if a variable is on another device.
 
     Args:
-        model: was called once.
+        model: a network that was called once, so that it has its variables.
         averaged: whether to keep a moving average of the weights.
         frozen: components of the model that keep their weights.
 
     Attributes:
         trained: the variables that are not frozen; gradients and the optimizer cover these.
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
-        skipped_updates: of the loss scale of mixed_float16, since this process started.
+        skipped_updates: updates that mixed_float16 skipped since this process started.
         audio_s: seconds of speech trained on since the start or the fork.
         audio_s_since_sync: the same since the last sync with other jobs (local SGD).
-        batch_shares: of the replicas in a step; empty where all are equal.
+        batch_shares: the shares of the replicas in a step; empty where all are equal.
         session_start: step and position since which no step of the plan was left out.
-        pending_observations: those whose results are not known yet, oldest first.
+        pending_observations: observations whose results are not known yet, oldest first.
     """
 
     def __init__(
@@ -56,7 +62,7 @@ class TrainingState:
             for layer in chain.from_iterable(components[name] for name in frozen):
                 frozen_paths |= {v.path for v in layer.variables}
         self.trained = [v for v in model.trainable_variables if v.path not in frozen_paths]
-        # Checked here, because Keras' optimizer would fail with another message.
+        # The devices are checked before Keras' optimizer would fail with another message.
         variables = ((v.path, replicas.local_results(v.value)[0]) for v in model.variables)
         require_device(self.device, variables)
         optimizer.build(self.trained)
@@ -99,7 +105,7 @@ class TrainingState:
         self.position = planned.next_position
 
     def variables(self) -> dict[str, dict[str, tf.Variable]]:
-        """Return what a checkpoint holds: group -> name -> variable."""
+        """Return the variables that a checkpoint holds: group -> name -> variable."""
         groups = {
             MODEL: {v.path: v.value for v in self.model.variables},
             OPTIMIZER: {v.path: v.value for v in self.optimizer.variables},
@@ -128,7 +134,7 @@ class TrainingState:
         variable in place only while nothing else holds its value.
         """
         local = self.replicas.local_results(variable)[0]
-        # One raw operation, since `read_value` takes five times as long.
+        # One raw operation does it, since `read_value` takes five times as long.
         array = np.asarray(tf.raw_ops.ReadVariableOp(resource=local.handle, dtype=local.dtype))
         array.flags.writeable = False
         return array
@@ -140,8 +146,8 @@ def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Opti
     It expects gradients that are summed over all replicas.
     """
     # Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
-    # process. Each step sets the learning rate. 0.99: the second moment follows within 100 steps,
-    # which short runs need; Adam's default of 0.999 takes 1,000.
+    # process. Each step sets the learning rate. With a beta_2 of 0.99 the second moment follows
+    # within 100 steps, which short runs need. Adam's default of 0.999 takes 1,000.
     optimizer = AdamWOnReducedGradients(
         1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw"
     )

@@ -1,4 +1,12 @@
-"""One optimizer step: forward, loss, gradient, clip, apply. The same for every placement."""
+"""One optimizer step: forward, loss, gradient, clip, apply. The same for every placement.
+
+What comes in are the microbatches of a step on the model devices, one batch for each replica, with
+the number of the step and the rates. The main thread calls one compiled function for each
+microbatch: `_add_microbatch` adds up gradients, and `_take_last_microbatch` adds the last ones,
+sums them over the replicas and updates the weights. Both run `_gradients` on every replica. What
+goes out is the outcome: losses, gradient norm and the stop flag in one tensor on the first model
+device. It is returned while the devices still compute it.
+"""
 
 import logging
 import time
@@ -16,17 +24,18 @@ from myxtts.run.schedule import Rates
 from myxtts.run.state import TrainingState
 from myxtts.tasks.layers import loss_names
 
-# The rates of 1,024 steps are on the model device, so that a step makes no tensor there.
+# A table on the model device has the rates of so many steps, so that a step makes no tensor there.
 TABLE_STEPS = 1024
 
 HOST = "/CPU:0"
-# In the steps between, the host runs ahead of the devices again.
+# Waiting times are measured in every fourth step. In between, the host runs ahead again.
 IDLE_STEPS = 4
 
 SKIPPED = "skipped_updates"  # metric: updates that a loss scale has skipped
 
 log = logging.getLogger(__name__)
 
+# What the last microbatch of a step takes besides the batches; see `Controls`.
 CONTROLS_SPEC = {
     "steps_done": tf.TensorSpec([], tf.int64),
     "learning_rate": tf.TensorSpec([TABLE_STEPS], tf.float32),
@@ -51,9 +60,9 @@ class Step:
     microbatches and replicas. Since each loss is a share of the loss of the whole step, the sum is
     the gradient of one large batch.
 
-    A call creates no tensor on the model devices: it passes tensors that are there. Its functions
-    return nothing: a result would wait for all replicas to have changed their state, and so the
-    first device, whose results they are, for the updates of the slowest one.
+    A call creates no tensor on the model devices: it passes tensors that are there. The compiled
+    functions return nothing. A returned value would make the first device wait until every replica
+    has finished its update.
 
     Args:
         gradient_clip: largest global norm of the gradient; 0 does not clip.
@@ -64,10 +73,10 @@ class Step:
 
     Attributes:
         traced_s: `time.perf_counter` at the end of the newest tracing.
-        loss_names: in the order of reports; see `models.layers.loss_names`.
+        loss_names: the losses in the order of reports; see `tasks.layers.loss_names`.
         hand_over: copies a microbatch to the model devices, one batch for each replica.
-        measures_idle: add up how long each replica waits for the gradients of the slowest, in every
-            IDLE_STEPS-th step. The call of such a step waits for the gradients.
+        measures_idle: whether to add up how long each replica waits for the gradients of the
+            slowest, in every IDLE_STEPS-th step. The call of such a step waits for the gradients.
     """
 
     def __init__(
@@ -86,11 +95,11 @@ class Step:
         self._outcome_names = [*self.loss_names, "loss", "gradient_norm"]
         if is_scaled(state.optimizer):
             self._outcome_names.append(SKIPPED)
-        # 0 for what is only observed.
+        # Figures that are only observed have the weight 0.
         self._loss_weights = [float(name in state.model.LOSS_NAMES) for name in self.loss_names]
         self._static_shapes = static_shapes
         replicas = state.replicas
-        # Each replica has its own.
+        # Each replica has its own copy of these variables, and reads and writes it alone.
         kinds = {
             "trainable": False,
             "synchronization": tf.VariableSynchronization.ON_READ,
@@ -98,10 +107,10 @@ class Step:
         }
         self._sums = []
         with replicas.scope():
-            # The newest step of which an update has begun.
+            # The newest step whose update has begun; see `left_unchanged`.
             self._updating = tf.Variable(tf.zeros([], tf.int64), **kinds)
             if accumulation > 1:
-                # Of the losses and of each gradient.
+                # Sums over the microbatches: of the losses, and of each gradient.
                 for value in (tf.zeros([len(self.loss_names)]), *self._variables):
                     self._sums.append(tf.Variable(tf.zeros_like(value), **kinds))
         for variable in self._sums:
@@ -129,19 +138,24 @@ class Step:
             function = tf.function(function, jit_compile=True, autograph=False)
 
         def on_device(*arguments):
-            # Entered here, since a device scope around the tracing does not reach the operations.
+            # The scope is entered here: one around the tracing does not reach the operations.
             with tf.device(self._state.device):
                 return function(*arguments)
 
         return tf.function(on_device, autograph=False)
 
+    # The microbatches are taken one after the other, because taking one waits until it was copied
+    # to the model devices. All but the last add to the sums of gradients. The last one also gets
+    # the controls, updates the weights and writes the outcome to a variable. The function for each
+    # is traced at its first call. Finally the number of steps done, which the step has written to
+    # `_updating`, becomes the argument of the next step, without a way through the host.
     def __call__(
         self, microbatches: Microbatches, number: int, rates: Rates, stop: bool = False
     ) -> tf.Tensor:
         """Take step `number`; return its outcome.
 
-        Each microbatch, on the model devices, is taken when its turn comes. Rates are equal to
-        those of the previous step, unless they change. For `stop` see `stop_requested`.
+        Each microbatch, on the model devices, is taken when its turn comes. Unless the rates have
+        changed, `rates` equals the argument of the previous step. For `stop` see `stop_requested`.
         """
         with tf.device(self._state.device):
             measures_idle = self.measures_idle and number % IDLE_STEPS == 0
@@ -156,12 +170,13 @@ class Step:
 
     @property
     def _begun(self):
-        """`_updating` of each replica."""
+        """The variable `_updating` of each replica."""
         return self._state.replicas.local_results(self._updating)
 
     def left_unchanged(self) -> bool:
-        """Return whether a call that has just failed left the state of before, as it did if no
-        replica has begun to update: another worker was lost, or there was too little memory.
+        """Return whether a call that has just failed left the state as it was before.
+
+        It did if no replica has begun to update: another worker was lost, or memory was lacking.
         """
         return all(int(step.numpy()) <= self._controls.steps_done for step in self._begun)
 
@@ -173,12 +188,17 @@ class Step:
             shapes = tuple(spec.shape for spec in tf.nest.flatten(specs))
         key = function, shapes
         if key not in self._traced:
-            work = "the step" if function is self._finish else "the gradients of a microbatch"
-            each = ", for one shape of batches (--enable-static-shapes)" if shapes else ""
+            work = "the gradients of a microbatch"
+            signature: list[Any] = [specs]
+            if function is self._finish:
+                work = "the step"
+                signature.append(CONTROLS_SPEC)
+            each = ""
+            if shapes:
+                each = ", for one shape of batches (--enable-static-shapes)"
             on = " and ".join(self._state.replicas.devices)
             log.info("tracing        %s on %s%s: it takes seconds to minutes", work, on, each)
-            controls = [CONTROLS_SPEC] if function is self._finish else []
-            self._traced[key] = function.get_concrete_function(specs, *controls)
+            self._traced[key] = function.get_concrete_function(*signature)
             self.traced_s = time.perf_counter()
         return self._traced[key]
 
@@ -202,13 +222,11 @@ class Step:
 
     @staticmethod
     def stop_requested(outcome: tf.Tensor) -> bool:
-        """Whether any process had a request to stop at the step; waits for the device."""
+        """Whether any process was asked to stop before the step; waits for the device."""
         return bool(outcome.numpy()[-1] > 0)
 
     def idle_s(self) -> np.ndarray:
-        """Return how long each replica has waited in the steps that measure it so far, float64
-        [replicas]; see `measures_idle`.
-        """
+        """Return how long each replica waited in all measuring steps so far: float64 [replicas]."""
         assert self._idle_s is not None
         return self._idle_s.numpy()
 
@@ -222,6 +240,11 @@ class Step:
         replicas = self._state.replicas
         replicas.strategy.run(self._accumulate_on_replica, (replicas.per_replica(batches),))
 
+    # This function is traced once, and runs on all replicas of the process. The rates are looked up
+    # in the table. Then each replica computes its gradients, sums them with all others and updates
+    # its weights (`_finish_on_replica`). All replicas return the same outcome, so the first one's
+    # counts. The moving average follows the new weights. Then the process counts skipped updates,
+    # and notes the first step that was not finite. The host reads these notes when a report is due.
     def _take_last_microbatch(self, batches, controls):
         """On all replicas: update the weights, and the outcome."""
         state, replicas, steps_done = self._state, self._state.replicas, controls["steps_done"]
@@ -245,7 +268,7 @@ class Step:
         # There are no averages, or one of each trained variable.
         if state.averages:
             trained = tuple(variable.value for variable in state.trained)
-            # All in one call: tracing a call takes longer than what is done in it.
+            # One call updates all averages, since tracing a call takes longer than the update.
             pairs = tuple(state.averages), trained
             replicas.strategy.extended.update(state.averages[0], follow, pairs, group=False)
         for count in skipped:
@@ -275,7 +298,7 @@ class Step:
         return [losses, *gradients]
 
     def _total(self, losses):
-        """Return what is minimised, the sum of the losses that are not only observed."""
+        """Return the minimised loss: the sum without figures that are only observed."""
         return tf.reduce_sum(losses * self._loss_weights)
 
     def _accumulate_on_replica(self, batch):
@@ -283,6 +306,13 @@ class Step:
         for total, value in zip(self._sums, self._gradients(batch), strict=True):
             total.assign_add(value)
 
+    # First the gradients of this batch are computed, and the sums of the earlier microbatches are
+    # added and set to zero. Where waits are measured, the host then notes the time at which the
+    # gradients are ready. One all-reduce sums the losses, the stop flag and all gradients over the
+    # replicas of all processes: here every replica waits for the slowest one. From there on all
+    # replicas have the same values, and each updates its own copy of the weights with them. Before
+    # the update, `_updating` takes the number of this step. If the all-reduce fails, the number is
+    # still the former one, and the state may be saved.
     def _finish_on_replica(self, batch, steps_done, stop, measures_idle):
         """On one replica: update the weights; return the outcome, and whether it is finite.
 
@@ -300,7 +330,7 @@ class Step:
         measured = []
         if self._idle_s is not None:
             with tf.control_dependencies(gradients):
-                # Queued on the device after all of them.
+                # One number, which the device computes after all gradients.
                 last = tf.reduce_max(gradients[0])
             zero_s = tf.zeros([], tf.float64)
             ready_s = tf.cond(measures_idle > 0, lambda: _host_time_s(last), lambda: zero_s)
@@ -311,8 +341,8 @@ class Step:
         losses, stop = packed[:-1], packed[-1]
 
         # Weight decay and the number of updates need no gradient. Without these dependencies they
-        # would change in a step that fails, and whose state is saved (see `left_unchanged`). And
-        # in one that lacks memory, each of them would wait ten seconds for it, one after another.
+        # would also change in a step that fails, whose state is saved (see `left_unchanged`). And
+        # where memory is lacking, each of them would wait ten seconds for it, one after another.
         with tf.control_dependencies(reduced):
             begun = self._updating.assign(steps_done + 1, read_value=False)
         with tf.control_dependencies([begun]):
@@ -333,8 +363,10 @@ class Step:
         The optimizer skips an update that is not finite, and then lowers the scale.
         """
         optimizer = self._state.optimizer
-        # Applying gradients may change the scale.
-        scale = tf.identity(optimizer.dynamic_scale.value) if is_scaled(optimizer) else 1.0
+        # The scale is copied first, because applying gradients may change it.
+        scale = 1.0
+        if is_scaled(optimizer):
+            scale = tf.identity(optimizer.dynamic_scale.value)
         norm = tf.linalg.global_norm(gradients)
         if self._clip:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
@@ -349,12 +381,15 @@ def _host_time_s(element):
         on_host = tf.abs(element)
         with tf.control_dependencies([on_host]):
             now_s = tf.timestamp()
-        # TensorFlow drops a value that nothing uses, and with it the wait for the copy.
+        # The result must use the copy: TensorFlow drops an unused value, and with it the wait.
         return tf.where(on_host < 0.0, tf.zeros([], tf.float64), now_s)
 
 
 class Controls:
-    """What a step takes besides batches, on the device of the first replica.
+    """The arguments of a step besides batches, on the device of the first replica.
+
+        arguments = controls.of_step(number, rates, stop=False)
+        controls.advance(steps_done)
 
     A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for
     the next one. So new tensors are made only for the first step, at the end of a table, and where

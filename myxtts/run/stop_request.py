@@ -1,4 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request that the loop looks at between two steps."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request that the loop looks at between two steps.
+
+What comes in is a signal, to the main thread, or a call of `stop` from any thread. It only sets a
+flag. The loop reads the flag before each step. Several workers pass it on with the all-reduce of
+the gradients, so that all of them stop after the same step. What goes out is the exit code.
+"""
 
 import signal
 import time
@@ -10,12 +15,15 @@ import tensorflow as tf
 
 from myxtts.base.processes import REPEAT_S, stop_signals
 
-# Each read waits until a GPU has done all that is queued on it, so only every fourth step reads.
+# Reading waits until a GPU has done all that is queued on it, so only every fourth step is read.
 READ_EVERY = 4
 
 
 class StopRequest:
     """Whether the run was asked to stop, and by which signal; or is to end early, by --patience.
+
+        with stop_on_signals(StopRequest()) as stop:
+            while not stop.due():
 
     A program that trains in a thread of its own, which gets no signals, calls `stop`.
 
@@ -52,7 +60,7 @@ class StopRequest:
             self._is_due = self.stop_requested(outcome)
 
     def count_local_request(self) -> None:
-        """Let a request to this process count at the end, where no worker waits for another."""
+        """Let a request to this process count after the last step, when no worker waits."""
         self._is_due |= self.requested
 
     @property
@@ -64,15 +72,16 @@ class StopRequest:
     @property
     def exit_code(self) -> int:
         """0, or 128 + the signal's number as in shells: 130 for Ctrl-C, 143 for SIGTERM."""
-        if self.is_early and not self.signal:
+        if not self.due() or (self.is_early and not self.signal):
             return 0
-        return 128 + (self.signal or signal.SIGTERM) if self.due() else 0
+        return 128 + (self.signal or signal.SIGTERM)
 
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one ends the program. In a
-    thread, signals do what they did before.
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request; a second one ends the program.
+
+    In a thread, signals do what they did before.
     """
     before: dict[int, Any] = {}
 
@@ -81,14 +90,14 @@ def stop_on_signals(request: StopRequest) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
     def request_stop(number, _frame) -> None:
-        # The same signal may come once more within the sleep, for which other threads and the
-        # devices go on.
+        # The same signal may come once more within the sleep, and is ignored. Other threads and the
+        # devices go on meanwhile.
         if request.signal is not None:
             return
         request.signal = number
         time.sleep(REPEAT_S)
         restore_handlers()
-        # Of a lost terminal, the shell and the kernel send one each.
+        # When a terminal is lost, the shell and the kernel send one each.
         if number == signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)
 

@@ -1,7 +1,9 @@
-"""--init-from: the pretrained run that another run starts from: its vocabulary and its weights.
+"""--init-from: the vocabulary and the weights of a pretrained run, for a run that starts from it.
 
-Rows of embeddings are matched by name: the vocabulary of the new run begins with that of the
-pretrained run, whose symbols and languages keep their weights, also those not in the new corpus.
+What comes in is the folder of the pretrained run. Its weights are read at once, in the main thread.
+Later, when the new network is built, `load_pretrained` matches rows of embeddings by name. The new
+vocabulary begins with the pretrained one, and its symbols and languages keep their weights, also if
+the new corpus lacks them. What goes out is the new network with these weights.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ class Pretrained:
     """A pretrained run with its weights in memory: it may go on training, and prune checkpoints."""
 
     run: TrainedRun
-    weights: dict[str, np.ndarray]  # that inference uses
+    weights: dict[str, np.ndarray]  # the ones that inference uses
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -36,7 +38,7 @@ class Pretrained:
 
     @property
     def ancestor(self) -> Ancestor:
-        """What the checkpoints of the new run record."""
+        """The entry for the pretrained run in the checkpoints of the new run."""
         record, source = self.run.record, self.run.source.model_dump()
         symbols, languages = len(record.symbols), len(record.languages)
         return Ancestor(**source, symbols=symbols, languages=languages, speakers=0)
@@ -50,7 +52,9 @@ class Pretrained:
             ("languages", known.languages, vocabulary.languages),
         ):
             new = [name for name in now if name not in before]
-            names = f" ({join_names(new)})" if new else ""
+            names = ""
+            if new:
+                names = f" ({join_names(new)})"
             kept.append(f"{noun} {len(before)} kept, {len(new)} new{names}")
         return f"{self.run.path} step {self.run.record.step}: {', '.join(kept)}"
 
@@ -83,6 +87,10 @@ def check_freeze(config: Config) -> None:
         )
 
 
+# Each table of embeddings gets the rows of the new vocabulary: known names keep their row, and new
+# names get one (`extend_rows`). All other weights are taken as they are. The variables of layers
+# that only the new network has are left out, unless the pretrained run has weights of that name.
+# Then all variables are set together, which also finds a missing one or a wrong shape.
 def load_pretrained(
     pretrained: Pretrained, network: keras.Model, vocabulary: Vocabulary, freeze: Sequence[str] = ()
 ) -> None:
@@ -92,10 +100,10 @@ def load_pretrained(
     small random row (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row
     there, and new rows differ.
 
-    Layers that the network has in addition, see `added_layers`, keep their initial weights.
+    Additional layers of the network keep their initial weights (see `added_layers`).
 
-    Raises CheckpointError if the weights belong to another architecture, and ConfigError if rows of
-    new symbols would stay random, because a component of `freeze` has them.
+    Raises CheckpointError if the weights belong to another architecture. Raises ConfigError if a
+    component of `freeze` has rows of new symbols, which would stay random.
     """
     check_frozen_rows(pretrained, network, vocabulary, freeze)
     known = pretrained.vocabulary
@@ -103,7 +111,9 @@ def load_pretrained(
         "symbols": (known.symbols.symbols, vocabulary.symbols.symbols, FIRST_SYMBOL_ID),
         "languages": (known.languages, vocabulary.languages, 0),
     }
-    added = network.added_layers() if hasattr(network, "added_layers") else []
+    added: Sequence[keras.Layer] = ()
+    if hasattr(network, "added_layers"):
+        added = network.added_layers()
     added_paths = {v.path for v in chain.from_iterable(layer.variables for layer in added)}
     weights = dict(pretrained.weights)
     without_weights = added_paths.difference(weights)
@@ -149,7 +159,7 @@ def extend_rows(
     """Return the known rows in a new order, with rows for new names: float32 [special + N, …].
 
     A new row is the mean of the known rows that have names plus its initial row. The `special` rows
-    have no names. They are copied, and not part of the mean: that of the padding is never learnt.
+    have no names. They are copied, and not part of the mean: the row of the padding is not learnt.
 
     Args:
         known: float32 [special + K, …], special rows and rows of `known_names`.

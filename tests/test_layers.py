@@ -37,7 +37,7 @@ BUDGETS = {
     "batches": 1400,
     "checkpoints": 1000,
     "report": 1650,
-    "tasks": 7050,
+    "tasks": 7180,
     "run": 3550,
     "trial": 2980,
     "commands": 850,

@@ -86,6 +86,11 @@ class Draws:
         return stateless_uniform([self._rows, self._rows], fold_in(self._seed, name))
 
 
+# One channel, equaliser times band limits, is drawn for each row. The wave is convolved with its
+# room and passes the channel; noise passes the channel too, as a microphone records both, and is
+# scaled to its SNR last, so that a channel does not change it. The codec comes at the end, as in a
+# telephone. Samples behind the end of a row are set to 0 after each stage, since the next one would
+# spread them.
 def augment(waves, samples, seed, settings: AugmentationConfig):
     """Distort each row at random: room, noise, equaliser and band limits, codec, in this order.
 
@@ -104,7 +109,7 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
     real = tf.sequence_mask(samples, tf.shape(waves)[1])
     wave = tf.where(real, waves, 0.0)
     if filters or settings.noise_probability:
-        # No response wraps around to the real samples.
+        # The transform is longer than wave and response, so that no tail wraps around to the start.
         margin = MARGIN_SAMPLES
         if settings.reverb_probability:
             margin = max(margin, round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
@@ -149,6 +154,8 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
         gain = equaliser_gain(hz, centre_hz, tf.where(chosen, gain_db, 0.0), octaves)
     if settings.band_limit_probability:
         chosen = draws.chosen("band limit", settings.band_limit_probability)
+        # Below 1: a low pass alone. From 1 to 2: a high pass alone. From 2: the band of a
+        # telephone.
         kind = draws.uniform("band limit kind", 0.0, 3.0)
         low = draws.log_uniform("high pass", *HIGH_PASS_HZ)
         high = draws.log_uniform("low pass", *LOW_PASS_HZ)
@@ -184,8 +191,8 @@ def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: Augmentat
 def impulse_response(noise, rt60_s, direct_to_reverberant_db, chosen):
     """Return impulse responses of rooms: direct sound, then decaying noise (Polack 1988).
 
-    Normal noise [B, R], the time in which the tail falls by 60 dB, the energy of the direct sound
-    over that of the tail, and whether there is a tail, [B, 1] -> [B, R], 1 at the first sample.
+    Normal noise [B, R], the time in which the tail falls by 60 dB, the ratio of the energies of
+    direct sound and tail, and whether there is a tail, [B, 1] -> [B, R], 1 at the first sample.
     """
     time_s = (np.arange(noise.shape[1]) / SAMPLE_RATE_HZ).astype(np.float32)
     tail = (noise * tf.exp(-3.0 * float(np.log(10.0)) * time_s / rt60_s))[:, 1:]
@@ -241,6 +248,10 @@ def mu_law(wave, bits):
     return tf.sign(wave) * tf.math.expm1(tf.round(compressed * steps) / steps * scale) / MU
 
 
+# The drawn speed gives a new length, which is rounded, and not below `fewest`. The speed is then
+# computed again from both lengths, so that the row ends exactly at its new length. Lengths are
+# computed on the host, as all shapes are; only the samples themselves are interpolated on the
+# device.
 def perturb_speed(waves, samples, fewest, seed, limit: float):
     """Change speed and pitch of each row by a factor of 1 ± limit (Ko et al. 2015).
 
@@ -273,6 +284,8 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
 
 def _interpolated(waves, position):
     """Interpolate waves: float32 [B, S], positions float64 [B, L] -> float32 [B, L]."""
+    # A position becomes the index of the sample before it, and one of PHASES places behind that
+    # sample.
     steps = tf.cast(tf.round(position * PHASES), tf.int64)
     index = tf.bitwise.right_shift(steps, tf.constant(PHASES.bit_length() - 1, tf.int64))
     phase = tf.bitwise.bitwise_and(steps, tf.constant(PHASES - 1, tf.int64))

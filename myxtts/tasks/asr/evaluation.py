@@ -160,6 +160,10 @@ def score_in_run(evaluation: Evaluation, network: keras.Model, load: LoadVocoder
     return partial(measure_error_rates, evaluation, transcriber, timed=False)
 
 
+# First all utterances are transcribed as they are, which is also what the real-time factor times.
+# Then each distortion is applied to the same utterances, and they are transcribed again. References
+# pass the same front end as the texts of training, so a spelling is no error. Rates are computed
+# over all utterances, by language, by speaker and by distortion.
 def measure_error_rates(
     evaluation: Evaluation,
     transcriber: NetworkTranscriber,
@@ -167,7 +171,7 @@ def measure_error_rates(
     throttle: Throttle = no_throttle,
     timed: bool = True,
 ) -> ASRScore:
-    """Measure the weights of a transcriber, which are those of a checkpoint."""
+    """Measure the weights that a transcriber has now; `checkpoint` is their name in the score."""
     corpus, options = evaluation.corpus, evaluation.options
     manifest = corpus.manifest
     # A corpus may be sorted by speaker or language, and its first rows would be of one of them.
@@ -180,7 +184,7 @@ def measure_error_rates(
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         names = corpus.names_of(row)
-        # Written by the run's front end, as the hypothesis is, so that a spelling is no error.
+
         reference = transcriber.normalise_reference(manifest.texts[row], names["language"])
         transcripts.append(names | {"reference": reference, "hypothesis": hypothesis})
     distorted = {}

@@ -80,13 +80,17 @@ class NetworkTranscriber:
         """
         return (text for text, _ in self.transcribe_timed(waves, throttle))
 
+    # Waves come in one by one. They are collected to groups of ten minutes, trimmed, and split at
+    # pauses into chunks of at most 20 s. The chunks of a whole group are batched by length, so that
+    # little is padded, and recognised. Then the transcripts are dealt out again: each wave takes as
+    # many as it has chunks, and adds the samples before a chunk to the times of its words.
     def transcribe_timed(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[tuple[str, list[list[TimedWord]]]]:
         """Do the same as `transcribe`, and yield the times of each chunk's words with the text.
 
-        A symbol lasts from the frame that emits it to that of the next one. A beam search has no
-        such frames, and so no times.
+        A symbol lasts until the frame that emits the next one. A beam search has no such frames,
+        and so no times.
         """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             spans = [(0, len(wave)) for wave in group]
@@ -96,6 +100,8 @@ class NetworkTranscriber:
             chunks_by_wave = [split_wave(wave) for wave in heard]
             chunks = list(itertools.chain.from_iterable(chunks_by_wave))
             transcripts = iter(self._transcribe_chunks(chunks, throttle))
+            # Times count from the start of the file, so they begin behind the silence that was cut
+            # off.
             for chunks_of_wave, (first, _) in zip(chunks_by_wave, spans, strict=True):
                 texts, sentences, start_s = [], [], first / SAMPLE_RATE_HZ
                 for chunk in chunks_of_wave:

@@ -181,6 +181,8 @@ def trimmed(features: AcousticFeatures) -> AcousticFeatures:
     return AcousticFeatures(features.wave[start:stop], *(array[frames] for array in arrays))
 
 
+# Synthesized speech has its own timing, so the frames of both utterances are paired by dynamic time
+# warping. Spectra and pitch are compared pair by pair, and the lengths as they are.
 def utterance_metrics(
     recorded: AcousticFeatures, synthesized: AcousticFeatures
 ) -> UtteranceMetrics:
@@ -303,11 +305,13 @@ def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> Means:
     return means | mean_frame_errors(utterances)
 
 
+# PESQ and STOI are undefined for some copies. A mean over other utterances in each column would
+# compare sentences instead of vocoders. So a score that any column lacks for an utterance is
+# removed from that utterance in all of them.
 def with_common_scores(
     columns: Mapping[str, Sequence[Sequence[CopyMetrics]]],
 ) -> dict[str, list[list[CopyMetrics]]]:
     """Return the metrics by column, seed and utterance, with scores only where all have them."""
-    # A mean over other utterances in each column would compare sentences instead of vocoders.
     lacking: list[dict[str, None]] = []
     for copies in zip(*chain.from_iterable(columns.values()), strict=True):
         names = copies[0].scores

@@ -108,7 +108,7 @@ def _ge2e_embedding(wave: np.ndarray) -> np.ndarray:
     from resemblyzer import audio
 
     at_16_khz = soxr.resample(wave, SAMPLE_RATE_HZ, GE2E_RATE_HZ)
-    # The level of its training. A silent wave has none.
+    # The encoder was trained at this level. A silent wave has no level.
     if at_16_khz.any():
         at_16_khz = audio.normalize_volume(at_16_khz, GE2E_LEVEL_DB, increase_only=True)
     return _ge2e_encoder().embed_utterance(at_16_khz)
@@ -139,6 +139,12 @@ def similarities(
     return names, -np.linalg.norm(centroids / scale - (classified / scale)[:, None], axis=2)
 
 
+# A voice is judged by who it sounds like. First each speaker gets a centroid: the mean embedding of
+# recordings of training, or of the measured corpus for speakers who were not trained on. Then each
+# synthesized utterance is compared with all centroids. With Resemblyzer, the mean cosine to its own
+# speaker is reported; always, how often its own speaker is the nearest, separately for speakers
+# seen in training and others. Utterances whose speaker has no other recording have nothing to be
+# compared with.
 def speaker_metrics(
     corpus: MeasuredCorpus,
     utterances: Sequence[Utterance],

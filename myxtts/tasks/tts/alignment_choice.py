@@ -19,6 +19,10 @@ Search = Callable[..., tf.Tensor]
 """See `search_by_frames`."""
 
 
+# Candidates are `xla` on the model device and `host`. The setting, or a CPU, leaves one of them.
+# What XLA cannot compile is removed: with an error if it was asked for by name, else with a note in
+# the log. `loop`, which needs no XLA, remains where nothing else does. If two are left, both are
+# timed.
 def choose_alignment_search(
     setting: str, compile_step: bool, device: str, sizes: dict[str, int]
 ) -> tuple[Search, str]:

@@ -50,7 +50,7 @@ REDUCTION_FACTOR = 2
 TIME_EMBEDDING = 64
 # scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
 TEMPERATURE = 0.5
-# Dropout of the predictor of prosody: so many times that of other blocks, but at most half, as in
+# The predictor of prosody has five times the dropout of other blocks, but at most half, as in
 # FastSpeech 2 (Ren et al. 2021). An hour of speech has few sentences to learn their melody from.
 PROSODY_DROPOUT = 5.0
 # The decoder's mel has this error after some hundred steps, in normalised units.
@@ -207,6 +207,13 @@ class XTTS(keras.Model):
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""
 
+    # 1. References and texts are encoded: speaker, tokens, and a rough mean mel for each token.
+    # 2. The aligner scores tokens by frames, and the search finds the token of each frame: the
+    # path.
+    # 3. The path gives the recorded prosody of each token, which the predictor learns.
+    # 4. A random segment of the path is decoded from the tokens with their recorded prosody.
+    # 5. The flow learns to turn noise into the recorded mel of that segment, given the decoder's.
+    # 6. Each loss is weighted so that all frames of a step count equally, whatever their batch.
     def call(self, batch, training=False):
         """Compute the losses of a batch of BATCH_FIELDS, as fractions of the whole step's.
 
@@ -291,6 +298,11 @@ class XTTS(keras.Model):
         speaker = speaker._replace(style=speaker.style + further)
         return self.mel_of_texts(speaker, texts, *options)
 
+    # The texts are encoded as in training. Prosody is drawn from its distribution, and the caller's
+    # pitch and energy are added. Rounded ends of tokens make the path that in training comes from
+    # the recording. The decoder turns it into a smooth mel, and the flow, from noise, into the
+    # final one. Frames are padded to a grid, so that oneDNN prepares few shapes, and cut to the
+    # longest row at the end.
     def mel_of_texts(
         self,
         speaker,
@@ -418,7 +430,7 @@ class XTTS(keras.Model):
         return {name: tf.reduce_sum(x) / batch["step_frames"] for name, x in figures.items()}
 
     def search_path(self, batch, scores, mean):
-        """Return the best path, or that of the batch: int64 [B, T].
+        """Return the path that the batch has, or else the best one: int64 [B, T].
 
         The aligner's scores know phonemes, and the mean mels of the tokens where each one ends.
         """

@@ -49,7 +49,7 @@ def token_log_probs(
 ) -> np.ndarray:
     """Return log-probabilities of the tokens in each frame by the aligner of a voice, [T, 1 + N].
 
-    Column 0, of none of them, is that of a pause, since people pause where no mark is. Log-mel [T,
+    Column 0 is the log-probability of a pause, which people also make where no mark is. Log-mel [T,
     80], the N - 2 symbols of the text, and their tokens with begin and end, int32 [N].
     """
     with tf.device(device):

@@ -35,6 +35,9 @@ FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
 log = logging.getLogger(__name__)
 
 
+# What can fail cheaply comes first: text, run, language, vocoder, lexicon and files, without
+# TensorFlow. Then TensorFlow is loaded and the voice built. Sentences are written as they come, so
+# a listener at a pipe hears the first while the others are computed; words' times come last.
 def write_speech(
     run: Path,
     text: str,

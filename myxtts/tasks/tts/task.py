@@ -73,7 +73,7 @@ class TTSTask(Task):
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
         training = config.training
-        # In a step that XLA compiles as a whole, it compiles this as well.
+        # With --compile xla the whole step is compiled, this function included.
         if training.compile != "xla" and not xla_failure(device):
             network.sum_over_paths = compiled(sum_over_paths)
         # The batches have the path of the teacher's own search, so this network never searches.

@@ -44,6 +44,9 @@ class TeacherModel:
             Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B,
             T].
         """
+        # As in synthesis, but within a number of frames that the host knows before: tokens that
+        # would exceed it are shortened in proportion. Prosody is the average one, not drawn. The F0
+        # of a frame is its token's, where the token is voiced.
         speaker, encoded, mean, mask = self.network.encode_texts(batch)
         predicted = self.network.predict_prosody(encoded, speaker, mask).average()
         real_token = tf.cast(mask, tf.float32)[:, :, 0]

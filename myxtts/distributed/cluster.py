@@ -24,7 +24,7 @@ from myxtts.devicefeed.errors import PlacementError
 # Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
 FIRST_PORT = 15_000
 PORTS = 16_000
-# Of numbers that differ by less than all, the products with it lie far apart (Knuth, 6.4).
+# Fibonacci hashing: nearby job numbers get ports that are far apart (Knuth, 6.4).
 GOLDEN = 0.618_034
 
 # Labels of host names as in RFC 1035, section 2.3.4; IPv4 addresses have the same form.
@@ -35,7 +35,7 @@ _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?
 class Cluster:
     """Addresses host:port of the workers that train together, two or more, and this one's index."""
 
-    # Before the rendezvous those of all but the chief may be empty.
+    # Before the rendezvous, only the chief's address may be known; the others are then empty.
     workers: tuple[str, ...]
     index: int
     # This worker's rank on its host and the number of workers there; 0 if the launcher did not
@@ -140,6 +140,10 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     return cluster if count > 1 else None
 
 
+# A launcher says how many processes there are and which one this is; all else may have to be
+# completed. Host and port of rank 0 come from the launcher or MASTER_ADDR, or are this host if all
+# processes are on it. A port that nobody gave follows from the job's name. The addresses of the
+# other workers stay empty until the rendezvous. Contradictions are collected into one message.
 def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
     """Return the cluster of a launcher that says that there are several processes."""
     size, rank = environ[launcher.size], environ.get(launcher.rank, "")
@@ -176,14 +180,15 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
         host = f"[{host}]"
     elif not host.endswith("]"):
         host, _, given = host.rpartition(":") if ":" in host else (host, "", "")
-    # The processes of one mpirun have this name in common, and those of others have another one.
+    # All processes of one mpirun share this name, so they find the same port; another mpirun has
+    # another name.
     default = FIRST_PORT + crc32(environ.get("PMIX_NAMESPACE", "").encode()) % PORTS
     address = f"{host}:{given or environ.get(launcher.port) or default}"
     host, port = host_and_port(address, f"rank 0 in {launcher.host} and {launcher.port}")
     # torchrun itself listens on its port.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port = FIRST_PORT + port % PORTS
-    # Who tells no local size, may have all processes on one host.
+    # Without a local size, a loopback address or a local rank shows that processes share the host.
     if not local_size and is_loopback(host):
         local_rank, local_size = rank, size
     elif not local_size and local_rank != "0":

@@ -26,6 +26,9 @@ def local_workers(count: int) -> tuple[str, ...]:
         return tuple(f"127.0.0.1:{unused.getsockname()[1]}" for unused in sockets)
 
 
+# Cores and GPUs are divided first, so that an impossible request starts nothing. Each worker gets
+# its cluster in TF_CONFIG, and its output is printed with its name. When one ends with an error,
+# all end; the one with the most severe exit code is named as the cause.
 def launch(
     program: Sequence[str],
     workers: tuple[str, ...],

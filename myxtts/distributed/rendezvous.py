@@ -37,8 +37,8 @@ from myxtts.distributed.cluster import Cluster, check_addresses, is_loopback, sp
 FIRST_REPORT_S = 5.0
 REPORT_EVERY_S = 30.0
 RETRY_S = 0.2
-# How long the other end may be silent. A worker introduces itself at once, in a few hundred bytes,
-# and the chief sends a message every RETRY_S, which names few of the missing workers.
+# The other end may be silent for so long. A worker introduces itself at once, in a few hundred
+# bytes, and the chief sends a message every RETRY_S, which names few of the missing workers.
 SILENCE_S = 10.0
 NAMED_WORKERS = 8
 CLOSE_S = 5.0

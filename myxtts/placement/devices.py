@@ -87,6 +87,10 @@ def gpu_names(gpus: Sequence[int]) -> list[str]:
         return [] if has_cuda_gpus() else [f"GPU {gpu} of {gethostname()}" for gpu in gpus]
 
 
+# The order matters, since most calls fail once TensorFlow has started: flags of XLA are tried in a
+# fork, memory limits are compared with what is free, then threads and devices are set. A simulated
+# placement hides all GPUs and splits the CPU into logical devices. At the end, soft placement is
+# turned off, so that an operation without a kernel is an error and no silent copy.
 def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
     """Make the placement's devices visible, with growth or limits; size the thread pools.
 
@@ -154,6 +158,7 @@ def _configure_gpus(placement: Placement) -> None:
     tf.config.set_visible_devices([physical[i] for i in placement.gpus], "GPU")
     for i in placement.gpus:
         limits = [device.memory_mib for device in placement.devices if device.physical == i]
+        # A single device without a limit shares the GPU with others and grows; limits make parts.
         if limits == [None]:
             tf.config.experimental.set_memory_growth(physical[i], True)
         else:

@@ -147,7 +147,7 @@ def open_replicas(
             " one replica per worker without GPUs. Start more workers, each with one --model-gpu."
         )
 
-    # In a function, /GPU:0 could be the GPU of any worker.
+    # Device names get the worker's name: in a function, /GPU:0 could be the GPU of any worker.
     def qualified(device: str) -> str:
         return f"/job:worker/replica:0/task:{cluster.index}/device:{device[1:]}"
 

@@ -30,6 +30,11 @@ def first_own_gpu(highest: int, gpu_count: int, rank: int, workers: int) -> int:
     return rank * share if highest < share and is_left else 0
 
 
+# Settings name GPUs by role. First they are checked and shifted to the GPUs of this worker. Each
+# role on a GPU becomes a slot; equal slots are one device, so a GPU of two roles is one unless
+# memory limits divide it. Sorted slots get TensorFlow's logical numbers. With these names, routes
+# are made: one for each model GPU, each with all data devices, or with itself if there are none.
+# The observer gets a name last, empty if it would be the first model device.
 def plan_routes(
     settings: PlacementConfig, gpu_count: int, rank: int = 0, workers: int = 1
 ) -> Placement:

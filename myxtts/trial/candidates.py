@@ -14,10 +14,11 @@ from myxtts.devicefeed.routes import Placement
 from myxtts.placement.bound import Speeds, Work, analytic_bound, parts_of, ring_all_reduce_s
 from myxtts.placement.settings import named_data_gpus, plan_routes
 
-# A smaller difference decides nothing.
+# Bounds within this fraction of each other count as equal; the simpler placement wins.
 TIE_TOLERANCE = 0.02
 
-# Of more GPUs, not every order of them is tried in the roles of a placement.
+# Up to this number of GPUs, every order of them is tried in the roles of a placement. With more,
+# four orders are tried: by number and by speed, each forwards and backwards.
 MAX_PERMUTED = 5
 
 
@@ -108,6 +109,11 @@ class Estimate(NamedTuple):
     batch_s: float
 
 
+# Roles come first: how many GPUs make all batches, and how many train. Each pair of roles is a
+# placement that flags can select. Then GPUs are dealt to the roles, in every order or in four, and
+# orders that give a role the same GPUs count once. Each such assignment gets shares of producing by
+# speed, and rows by `_rows_of`. Of each pair of roles, the assignment with the lowest bound is
+# kept.
 def candidate_placements(
     speeds: Speeds,
     mean_s: Mapping[str, float],
@@ -158,6 +164,9 @@ def candidate_placements(
     return candidates
 
 
+# A replica's step has a part that grows with its rows and a part that does not. Batches that it
+# makes for itself alone grow with its rows as well. `water_fill` divides the rows of a step so that
+# the sum of both parts is equal on all replicas, and `deal_rows` rounds to whole rows.
 def _rows_of(candidate: Candidate, mean_s: Mapping[str, float]) -> tuple[int, ...]:
     """Return rows with which all replicas work equally long in a step."""
     routes, work, rows = candidate.placement.routes, candidate.work, candidate.rows
@@ -183,6 +192,8 @@ def rank(estimates: Iterable[Estimate]) -> list[Estimate]:
     """
     remaining = sorted(estimates, key=lambda estimate: estimate.batch_s)
     ranked = []
+    # The lowest bound opens a group of all that are within the tolerance; the simplest of them is
+    # ranked next, and the others compete again in the next group.
     while remaining:
         most_s = remaining[0].batch_s / (1.0 - TIE_TOLERANCE)
         tied = [estimate for estimate in remaining if estimate.batch_s <= most_s]

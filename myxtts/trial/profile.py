@@ -129,6 +129,9 @@ def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
     return rows, measurement.traced[-1].spans
 
 
+# Each stage is first measured alone on sample batches. Then whole runs are timed, two of each kind
+# by turns: untraced, whose duration counts, and traced, whose spans show who waited for whom. The
+# all-reduce is last, because it needs a strategy of its own.
 def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list[Row]]:
     """Measure each stage in isolation, all stages together in untraced and traced runs, and the use
     of the devices.
@@ -328,6 +331,10 @@ class Recommendation(NamedTuple):
     gain: float
 
 
+# For the slowest causes in turn, `assess.candidates` names changes of settings. The bound is
+# computed again with each change: no reading with a cache, more workers, other devices. What it
+# gains over the present bound is the most that the change can bring. Deeper queues change no bound;
+# they can bring what the run lacks to its own bound.
 def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation]:
     """Return changes of settings whose bound is lower than that of the present ones by more than
     the noise, the best first; and deeper queues where stages vary, whose gain is what the run

@@ -41,10 +41,10 @@ from myxtts.run.stop_request import StopRequest
 from myxtts.tasks.tts.teacher import NullTeacher
 from myxtts.trial.stages import StageProfile, StageTimes
 
-# Steps that are not measured: later steps neither fill an empty queue nor trace.
+# The first steps are not measured: they fill empty queues and trace.
 WARM_UP = 5
 
-# Batches that the stages are measured on, which bounds the memory.
+# Batches of each bucket that stages are measured on, again and again. It bounds the memory.
 SAMPLES_PER_BUCKET = 2
 
 ALL_REDUCES = 20
@@ -133,6 +133,10 @@ def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
     return MeasurementWindow(*map(np.array, zip(*columns, strict=True)))
 
 
+# A temporary run is set up. Its stages are timed one after the other on the same sample batches,
+# then a step with half of the rows, from which the fixed part of a step follows, then samples and
+# an evaluation, and the all-reduce if there are two devices. It runs in a process of its own, so it
+# leaves nothing configured behind.
 def measure_stage_times(config: Config, steps: int) -> StageProfile:
     """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an
     all-reduce; raises UserError as `open_run`.
@@ -173,6 +177,8 @@ def measure_isolated(
     return StageTimes(read_s, produce_s, transfer_s, step_s), features
 
 
+# If a step takes F + n · R for n rows, half of the rows take F + n · R / 2, so the fixed share is
+# twice the ratio of both times minus 1.
 def measure_fixed(
     run: ProfiledRun, window: MeasurementWindow, features: SampleBatches, times: StageTimes
 ) -> float:
@@ -400,6 +406,7 @@ def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
     return TracedRun(total, step_s, [*of_batches, *measured])
 
 
+# The loop runs twice: a warm-up that fills queues and traces, then the measured steps.
 def _run_together(
     run: ProfiledRun, step: Step, pipeline: Pipeline, steps: int, timeline: Timeline
 ) -> Interval:

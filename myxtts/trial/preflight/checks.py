@@ -68,6 +68,7 @@ class Report:
         """Run a section; return its result, or None if an error ended it. The error becomes the
         last check.
         """
+        # Checks are printed as the generator yields them, so that a slow section shows where it is.
         self.sections[title] = []
         print(f"\n{len(self.sections)}  {title}", flush=True)
         try:

@@ -43,6 +43,7 @@ def check_placement(
     placement = run.placement
     simulated = ", simulated on the CPU" if placement.simulated else ""
     yield required(True, "requested devices", expected, f"placement {placement.name}{simulated}")
+    # What TensorFlow says is compared with the plan, instead of trusting that it was configured.
     existing = existing_devices(placement)
     for device in placement.devices:
         yield check_device(device, placement, existing)

@@ -43,18 +43,18 @@ from myxtts.trial.steps import SynchronousStep, step_spans, train_steps
 # Each step that overflows halves the initial loss scale of 2^15.
 MAX_SCALED_STEPS = 12
 
-# Besides the checkpoints: for logs, samples and cached manifests.
+# Space for logs, samples and cached manifests, in addition to the checkpoints.
 MIN_FREE_MIB = 1024
 
 # The order of a producer's operations varies, and with it what they hold: tensors of 11 to 14 MiB
 # for a heaviest batch of a tiny recogniser, of which a full step produces about six.
 GPU_REPEATS = 3
 
-# Of a GPU's memory, for fragmentation in longer runs.
+# Fraction of a GPU's memory that should stay free, for fragmentation in longer runs.
 HEADROOM = 0.05
 LESS_MEMORY = "Lower --batch-size or --max-seconds, or add --gradient-checkpointing."
 
-# MAX_S is for steps as long as the heaviest, so that most trials take less.
+# The pipeline runs for at most 60 s if all steps are as long as the heaviest; most are shorter.
 MIN_STEPS = 4
 MAX_S = 60.0
 
@@ -80,6 +80,11 @@ class Trial:
     observe: Callable[[], None]
 
 
+# The run is set up as `train` does, and its variables are checked. Then the heaviest batches of the
+# plan, one or two buckets, pass the pipeline, with as many other batches in memory as in a run and
+# with an observation behind them. Two steps are taken on each, and the weights are compared with
+# those before. What this leaves of the memory is checked last. The caller gets the trained objects,
+# because the sections after this one need them.
 def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Trial | None]:
     """Set up a run and train on the heaviest batches; returns the trial."""
     config = run.config
@@ -192,6 +197,9 @@ def heaviest_observation(setup: TrainingSetup) -> Callable[[], None]:
     return observe
 
 
+# The feed is opened some steps before the wanted one, so that its buffers are full when that step
+# comes: `others` steps are taken and dropped. Batches that a real step would have taken ahead are
+# held until the end, and the observer runs while they are.
 def full_step(
     bucket: int, setup: TrainingSetup, pipeline: Pipeline, observe: Callable[[], None]
 ) -> list[ReplicaBatches]:
@@ -309,6 +317,9 @@ def check_process_memory(forecast: MemoryForecast) -> Check:
     )
 
 
+# Ordinary steps from the start of the plan, in the real loop. Their spans give the overlap of
+# producing and training, and the time without a batch. At the end, the compiled functions of
+# producer and step are audited for operations without GPU kernels.
 def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     """Take steps from the start of the plan in the training loop, and check what they show."""
     setup = trial.setup
@@ -339,6 +350,9 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     yield check_operations("audit of the step", trial.step.functions(trial.batches))
 
 
+# Two lists of spans come in on one timeline: when the data device produced, and when steps ran.
+# What both have in common is time that the second device saved. It must be more than nothing, and
+# with a device of its own at least half of the shorter of the two.
 def check_overlap(spans: Sequence[Span], data_device: str, bottleneck: str, dual: bool) -> Check:
     """Check that a data device produces while steps run.
 

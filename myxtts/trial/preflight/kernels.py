@@ -37,6 +37,10 @@ class Audit(NamedTuple):
     host_only: tuple[HostOperation, ...]
 
 
+# The definition of the function and of all that it calls is walked, once as XLA compiles it and
+# once as TensorFlow runs it, where both occur. Each node is looked up among the registered kernels
+# of that kind. What is found nowhere is listed with its function, so that a developer finds the
+# line.
 def audit(function) -> Audit:
     """Look up every operation of a concrete function in TensorFlow's kernel registry.
 

@@ -37,6 +37,10 @@ MAX_PADDING = 0.2
 EXAMPLES = 3
 
 
+# Sections run in this order: prerequisites, placement, model, transfer, pipeline, corpus. A section
+# that fails ends itself only; those that depend on it are skipped with the reason. The corpus is
+# loaded before the model trains, which needs it; its checks are printed last. All files go to a
+# temporary folder.
 def validate(config: Config, steps: int) -> Report:
     """Check a run with these settings and print the checks. Nothing written remains, except the
     demo corpus.

@@ -41,7 +41,7 @@ EXCESS_BYTES = 128
 MAX_CHUNKS = 64
 # TensorFlow and libsndfile skip these alike.
 PLAIN_CHUNKS = (b"fmt ", b"data", b"LIST", b"fact", b"JUNK", b"PAD ", b"id3 ", b"cue ", b"smpl")
-# Lengths that are not those of the file, in the log of libsndfile.
+# Lengths in the log of libsndfile that contradict the file.
 LENGTHS = re.compile(r"(?:data|Data Size|SSND|riff|Riff size) *: (\d+) \(should be (\d+)\)")
 # The first frame of an MP3 file, as Xing and LAME write it: flags, number of frames, bytes.
 XING = re.compile(rb"\xff[\xe0-\xff].{2,4}?\0+(?:Xing|Info)\0\0\0(.)(.{4})(.{4})", re.DOTALL)
@@ -61,20 +61,20 @@ RATE_LIMITS_HZ = (1_000, 768_000)
 BLOCK_SAMPLES = 65_536
 # A megabyte of FLAC may hold days of silence.
 MAX_RECORDING_S = 4 * 3600.0
-# More than the resampling filter sees, so that a cut does not change the samples near it.
+# Margin of a stretch, more than the resampling filter sees: a cut changes no sample near it.
 FILTER_S = 1.0
-# More silence than before the speech of any reference.
+# Longest silence that is skipped at the start of a reference; people leave less.
 TRIMMED_S = 30.0
-# Instead of the first sample of a stretch.
+# Stands for the whole file, where a stretch has its first sample.
 WHOLE = -1
 # Silence at the ends is cut off in pieces of this length, of which the inner ones are kept.
 END_SAMPLES = 512
 KEPT_ENDS = 2
-# Samples of these may have another scale: were divided twice, below such a peak, or not at all, if
-# there is more above than a click.
+# Samples of these types may be on another scale. A peak below MIN_PEAK was divided twice. A peak
+# above MAX_PEAK was not divided, if more than the fraction CLICK of the samples is beyond 1.0.
 WIDE = ("FLOAT", "DOUBLE", "PCM_32")
 MIN_PEAK, MAX_PEAK, CLICK = 1e-3, 4.0, 1e-3
-# The least power of a channel that is heard, over that of the loudest; which samples tell it.
+# A channel is heard above this fraction of the loudest one's power; every 7th sample tells it.
 SILENT_CHANNEL, EVERY = 1e-3, 7
 # Levels at which nothing is heard, and below which speech may come later, which is LATE_DB above.
 SILENT, QUIET, LATE_DB = 1e-3, 2e-2, 30.0
@@ -91,7 +91,7 @@ _said: set[str] = set()
 
 
 class UnusableAudio(DataError):
-    """An audio file that cannot be used: the kind of fault, and what is specific to the file."""
+    """An audio file that cannot be used: the kind of fault, and the details of this file."""
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -113,6 +113,9 @@ class AudioHeader:
     wide: bool
 
 
+# A plain WAV is read here, in one or two small reads. All else goes to libsndfile, after ffmpeg
+# where the name or a missing length asks for it. Whatever fails becomes UnusableAudio with a reason
+# that `rejected.csv` can show.
 def read_header(path: str) -> AudioHeader:
     """Read a header; raise UnusableAudio if a file is missing, unreadable, truncated or joined."""
     member = member_of(path)
@@ -171,7 +174,7 @@ def check_finite(path: str) -> None:
 
 
 def _scale_fault(peak: float, beyond: float) -> str | None:
-    """Return what is wrong with a peak, and a fraction of samples, beyond 1.0."""
+    """Return the fault of a wave with this peak and this fraction of samples beyond 1.0."""
     if 0.0 < peak < MIN_PEAK:
         return f"nearly silent, with a peak of {peak:.1e} of 1.0; was it divided twice?"
     if peak <= MAX_PEAK or beyond <= CLICK:
@@ -218,6 +221,9 @@ def _chunks(file: BinaryIO) -> list[tuple[bytes, int, int, bytes]]:
     return chunks
 
 
+# libsndfile takes headers at their word, so what it says is checked: is the file two files, does
+# its log contradict a length, can the last sample be read? An MP3 without a length is guessed, and
+# an OGG ends with a page that says it. Only what passes all of this is a header.
 def _libsndfile_header(file: BinaryIO) -> AudioHeader:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -367,7 +373,7 @@ def read_pcm(
     file is decoded but what the resampling filter sees. Raises DataError if the file cannot be
     read, contains a NaN or an infinity there, or does not have the expected length `samples`, from
     which it may differ by one sample after resampling. Nothing after `max_s` is decoded. `content`
-    is that of the file, if it was read already.
+    has the bytes of the file, if it was read already.
     """
     mono, rate_hz, skipped = read_sound(path, samples, max_s, start, content)
     if not np.isfinite(mono).all():
@@ -427,6 +433,9 @@ def read_sound(
 
 
 @np.errstate(invalid="ignore")
+# All channels are read once, for their mean and their covariance. Silent channels would halve the
+# level, and a channel that is another one inverted would cancel it. If either is found, the stretch
+# is read again with the channels that are left.
 def _mean_of_channels(
     sound: soundfile.SoundFile, begin: int, end: int, path: str | Path
 ) -> np.ndarray:
@@ -485,8 +494,8 @@ def to_pcm(wave: np.ndarray) -> np.ndarray:
 def speech_span(wave: np.ndarray, below_db: float) -> tuple[int, int]:
     """Return first sample and end of a wave without the silence at its ends.
 
-    Silent are pieces of END_SAMPLES whose power is `below_db` below that of the loudest, but for
-    KEPT_ENDS next to what is heard. So what was cut once stays as it is, and so does a silent wave.
+    Pieces of END_SAMPLES are silent if they are `below_db` below the loudest one. KEPT_ENDS of them
+    stay next to the speech, so a wave that was cut once stays as it is, and so does a silent one.
     """
     pieces = np.pad(wave.astype(np.float64), (0, -len(wave) % END_SAMPLES))
     power = np.square(pieces).reshape(-1, END_SAMPLES).mean(axis=1)

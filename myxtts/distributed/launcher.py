@@ -39,7 +39,7 @@ def launch(
 ) -> int:
     """Run the workers until all have ended; return the exit code.
 
-    It is that of the first failure, or 128 plus the number of the signal that killed the worker;
+    The first failure decides: its exit code, or 128 plus the number of the signal that killed it;
     130, 143 or 129 if Ctrl-C, SIGTERM or a hangup stopped them. A second Ctrl-C kills them. Raises
     UserError if there are too few cores or GPUs, or the folder for the logs cannot be made.
 

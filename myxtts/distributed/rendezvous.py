@@ -301,7 +301,7 @@ async def _join_chief(
 
 
 def _digest(cluster: Cluster) -> str:
-    """Return what is equal if the addresses are: all of them would be long in each introduction."""
+    """Return a hash of all addresses, which would be long in each introduction."""
     return hashlib.sha256(json.dumps(cluster.workers).encode()).hexdigest()
 
 

@@ -71,7 +71,7 @@ def analytic_bound(
     resource decides.
 
     R, P, T, C and A are the seconds to read, produce, transfer, train on (consume) and all-reduce;
-    V are those of validation and samples in a step of all replicas.
+    V is the time of validation and samples in a step of all replicas.
 
     Args:
         mean_s: of a batch, by stage: read (by one worker), produce, transfer, step.
@@ -79,7 +79,7 @@ def analytic_bound(
         observe_s: V.
         observer: device that validates during training; empty if all model devices wait for the
             first one.
-        work: the default is that of equal devices.
+        work: by default all devices are equal.
 
     Returns:
         The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.

@@ -46,7 +46,7 @@ def plan_routes(
 
     Args:
         gpu_count: physical GPUs that TensorFlow sees; ignored if GPUs are simulated.
-        rank, workers: those of `first_own_gpu`.
+        rank, workers: as in `first_own_gpu`.
     """
     _check_contradictions(settings)
     count = settings.simulate_gpus or gpu_count

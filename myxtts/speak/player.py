@@ -60,10 +60,13 @@ def choose_speaker(name: str, speakers: Sequence[str]) -> int:
     return names.index(canonical_name(name)) if name else 0
 
 
+# The path may be a folder or a graph. The JSON beside the graph says whose voice it is. Every way
+# in which the pair can be incomplete gets its own message, because users copy one file and forget
+# the other.
 def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return graph and JSON of an exported voice, of a folder or a file; raises CheckpointError.
 
-    In a folder, the shortest name is that of float32.
+    A folder may have several precisions; float32 has the shortest name.
     """
     is_graph = path.suffix == ".onnx" and not path.is_dir()
     files = [path] if is_graph else sorted(path.glob("*.onnx"), key=lambda file: len(file.name))

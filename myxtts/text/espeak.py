@@ -35,7 +35,7 @@ _PHONEME_EVENTS, _IPA_EVENTS, _NO_EXIT = 1, 2, 0x8000
 _UTF8, _IPA = 1, 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
-# One callback for most sentences.
+# A buffer this long takes most sentences in one callback.
 _BUFFER_MS = 10_000
 # At 100 some vowels reach full scale and activate the gain control of the library.
 _VOLUME_PERCENT = 60
@@ -121,7 +121,7 @@ class Espeak:
     def __init__(self, library_path: Path, data_path: Path):
         self._lock = threading.Lock()
         self._library = _load(library_path)
-        # The library stores only its address.
+        # The library keeps no reference, so this object must.
         self._callback = _Callback(self._receive)
         self._samples: list[bytes] = []
         self._events: list[PhonemeEvent] = []
@@ -310,7 +310,7 @@ def warn_of_other_version(trained_with: str) -> None:
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
     """Defer Ctrl-C until the block ends: ctypes drops exceptions within a callback."""
-    # Only the main thread receives signals.
+    # Only the main thread receives signals, so another one has nothing to defer.
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield

@@ -58,6 +58,8 @@ LIBRARIES = {
 }
 
 
+# Corrections before the library, the library clause by clause, corrections behind it. A language
+# without a library passes unchanged.
 def words_of(text: str, language: str) -> str:
     """Return a sentence with its numbers, dates, money and abbreviations as words.
 
@@ -115,7 +117,7 @@ def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
     # The dot of an abbreviation stays where it ends the sentence.
     dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
     patterns = []
-    # The country is that of the phonemes: en is en-us.
+    # The code of the voice comes first, since it names the country: en is read as en-us.
     for name in (espeak.voice_of(language), canonical_code(language).split("-")[0]):
         for key, reading in table.get(name, {}).get(stage, {}).items():
             pattern = re.compile(rf"\b{key}{dot}" if key.isalpha() else key)

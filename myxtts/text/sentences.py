@@ -81,6 +81,9 @@ def empty_text_message(text: str) -> str:
     return f"the text {text[:60]!r} has no letter and no digit that is spoken. Give another text."
 
 
+# Dots of abbreviations and ordinals are hidden first, in a copy of equal length. Then each stop of
+# the copy ends a sentence of the original, unless it follows the number of a list item, or the next
+# word begins in lower case.
 def sentences_of(paragraph: str, language: str) -> Iterator[str]:
     """Yield the sentences of a paragraph."""
     shown = _without_dots(paragraph, canonical_code(language).split("-")[0])
@@ -96,6 +99,8 @@ def sentences_of(paragraph: str, language: str) -> Iterator[str]:
         yield rest
 
 
+# One pattern finds phonemes and whatever a dot may belong to. The kind of an abbreviation, the word
+# behind it and the text before it decide whether its dot also ends the sentence.
 def _without_dots(text: str, language: str) -> str:
     """Hide phonemes, and dots that end no sentence by abbreviations.yaml; the length stays."""
     pattern, kinds, starts = _abbreviations(language)

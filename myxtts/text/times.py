@@ -14,7 +14,8 @@ from myxtts.base.errors import ConfigError
 from myxtts.base.files import check_writable, json_bytes, write_whole
 from myxtts.text.words import Word
 
-# A separator between words lasts at least a frame. Shorter than the closure of a stop, it is none.
+# Shorter gaps between words are no pauses: a separator lasts at least a frame, and a gap shorter
+# than the closure of a stop belongs to the stop.
 LEAST_PAUSE_S = 0.05
 # Two lines of a subtitle.
 CUE_CHARACTERS = 84

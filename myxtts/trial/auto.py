@@ -151,8 +151,8 @@ def measure_gpus(
     """Measure the stages on each GPU, and log their means; return the profile of the first ones,
     with the longest all-reduce, and the speeds of all relative to it.
 
-    Each GPU makes the batches once, and trains once on those of the GPU before it, if its memory is
-    enough for a step. Simulated GPUs share one CPU, so they are equal.
+    Each GPU makes batches once, and trains once on the batches of the GPU before it, if its memory
+    is enough for a step. Simulated GPUs share one CPU, so they are equal.
     """
 
     def measured(data: int, model: int) -> StageProfile:

@@ -57,7 +57,7 @@ class Candidate:
     def bound(
         self, mean_s: Mapping[str, float], workers: int, all_reduce_s: float, observe_s: float = 0.0
     ) -> "Estimate":
-        """Return the formula and the value of `analytic_bound`; the all-reduce is that of two
+        """Return the formula and the value of `analytic_bound`; `all_reduce_s` is the time of two
         replicas.
         """
         reduce_s = ring_all_reduce_s(all_reduce_s, self.replicas)
@@ -122,8 +122,8 @@ def candidate_placements(
     all_reduce_s: float = 0.0,
     observer: ObserverPlace = "auto",
 ) -> list[Candidate]:
-    """Return every placement that flags can select, one for each way to share the roles, without
-    those that leave a replica no row. The GPUs of the roles are those of the lowest bound.
+    """Return every placement that flags can select, one for each way to share the roles: the one
+    with the lowest bound. Placements that leave a replica no row are left out.
 
     Args:
         mean_s: of a batch, by stage, as `analytic_bound` takes it.

@@ -77,7 +77,7 @@ class Measurement:
 
     @property
     def duration_s(self) -> float:
-        """Mean duration of the untraced runs, whose times are those of training."""
+        """Mean duration of the untraced runs, which are as fast as training."""
         return float(np.mean(self.untraced_s))
 
     @property
@@ -300,9 +300,7 @@ def _advice_rows(
 
 
 def assess_profile(measurement: Measurement) -> assess.Assessment:
-    """Compare the placement with others; its times are those of a step, of the batches that the
-    step accumulates.
-    """
+    """Compare the placement with others. Times are of a step with all that it accumulates."""
     steps = len(measurement.traced[0].step_s)
     data_busy = None
     if measurement.route.is_between_devices:
@@ -336,9 +334,9 @@ class Recommendation(NamedTuple):
 # gains over the present bound is the most that the change can bring. Deeper queues change no bound;
 # they can bring what the run lacks to its own bound.
 def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation]:
-    """Return changes of settings whose bound is lower than that of the present ones by more than
-    the noise, the best first; and deeper queues where stages vary, whose gain is what the run
-    lacks to its bound.
+    """Return changes of settings that lower the bound by more than the noise, the best first.
+
+    Deeper queues are among them where stages vary; their gain is the gap from the run to its bound.
     """
     route, single = measurement.route, not measurement.route.is_between_devices
     mean_s = measurement.isolated.per_reader(data.num_workers).mean_s()

@@ -456,7 +456,7 @@ def step_spans(spans: Sequence[Span]) -> list[Span]:
 
 
 class SynchronousStep(Step):
-    """A step that waits for its device, so that the times of its calls are those of the device."""
+    """A step that waits for its device, so that a call lasts as long as the device works."""
 
     def __init__(self, step: Step):
         # It is the same step, with its compiled functions and what they hold.

@@ -205,8 +205,8 @@ def full_step(
 ) -> list[ReplicaBatches]:
     """Return the microbatches of the longest step of a bucket; call `observe` behind it.
 
-    Both with as many batches on the data devices as in a run: those of full buffers, those that a
-    step takes ahead, and one of the observer.
+    Both happen with as many batches on the data devices as in a run: full buffers, the batches that
+    a step takes ahead, and one of the observer.
     """
     plan, config = setup.corpora.training.plan, setup.config
     of_buffers = config.data.prefetch_buffer_size * len(setup.replicas.routes[0].data_devices)

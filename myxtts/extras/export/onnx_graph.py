@@ -39,7 +39,7 @@ _REPLACED: dict[str, Callable] = {
     "Erfc": lambda _, x: 1.0 - tf.math.erf(x),
     "Conv2D": lambda operation, x, kernel: convolution(x, kernel, operation.get_attr("padding")),
     "Atan2": lambda _, y, x: _angle(y, x),
-    # ONNX's own takes -1 for the last class.
+    # ONNX's own OneHot takes -1 for the last class, and TensorFlow's for none.
     "OneHot": lambda _, index, depth, on, off: tf.where(
         tf.equal(tf.expand_dims(index, -1), tf.range(depth)), on, off
     ),
@@ -49,6 +49,10 @@ _REPLACED: dict[str, Callable] = {
 _REDUCTIONS = {name: f"Reduce{name}" for name in "Mean Sum Max Min Prod".split()}
 
 
+# A traced function comes in. Its operations without a counterpart are rewritten in TensorFlow
+# first. Then each operation is translated in the order of the trace; shapes and constants are
+# folded on the way, since ONNX runtimes want them as constants. Last, nodes that the output does
+# not need are dropped, and the rest becomes a model with named inputs.
 def onnx_graph(traced, name: str, output: str, metadata: dict[str, str]):
     """Return the ONNX model of a traced function of one tensor, which it calls `output`."""
     from onnx import helper
@@ -181,6 +185,10 @@ class _Builder:
             return self._scalars[vector][index]
         return self.add("Gather", vector, self.constant([index]), axis=0)
 
+    # One TensorFlow slice can do four things. The axes are walked once: an ellipsis skips some, a
+    # new axis and a shrunken one are noted for later, and a range becomes a Slice unless it takes
+    # everything. Afterwards shrunken axes are gathered, from the last to the first so that earlier
+    # numbers stay right, and new axes are inserted.
     def strided_slice(
         self, operation: tf.Operation, x: str, begin: str, end: str, step: str
     ) -> str:

@@ -33,7 +33,7 @@ from myxtts.text.languages import choose_language
 
 _OF_ONNX = "onnx", "onnxruntime"
 PACKAGES = {"onnx": _OF_ONNX, "web": _OF_ONNX, "litert": ("ai_edge_litert",)}
-# Smaller tensors are biases and the like.
+# Tensors with fewer values are biases and the like, and stay float32.
 MIN_REDUCED = 1024
 REPEATS = 3
 
@@ -51,6 +51,9 @@ class Graph(NamedTuple):
     vocoder: OnnxVocoder | None = None  # which follows in the file
 
 
+# A vocoder alone is one graph. A voice is a graph from ids to sound, with the vocoder inside; each
+# speaker is a reference that is encoded now, once. The graph is written in several precisions, and
+# each file is loaded again and measured, so that README.md has its speed and its error.
 def write_player_files(
     form: str,
     run: TrainedRun,
@@ -93,6 +96,10 @@ def write_player_files(
     write_whole(folder / "README.md", README.format(**names, table=table, text=text).encode())
 
 
+# The network is asked now what it makes of each speaker and the language, so the graph has these as
+# constants. What is left as input is what a player knows: ids, their number, three scales, and the
+# number of the speaker. A vocoder that is itself a file of ONNX is appended later, so then the
+# graph ends with the mel.
 def voice_graph(
     run: TrainedRun,
     vocoder: NetworkVocoder | OnnxVocoder,
@@ -203,6 +210,8 @@ def speaker_mels(
     return mels
 
 
+# The vocoder's file is brought to the same opset, its names get a prefix, and its input is
+# connected to the mel. Its output gets the shape that players expect.
 def with_vocoder(model, vocoder: OnnxVocoder):
     """Return the model of a voice, whose output is a mel, with a vocoder behind it."""
     from onnx import TensorProto, compose, helper, load, numpy_helper, version_converter
@@ -252,6 +261,8 @@ def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
     return {KINDS[0]: model.SerializeToString(), **reduced}
 
 
+# Each trained matrix is replaced by a smaller constant and a node that restores it under the old
+# name, so the rest of the graph need not change. These nodes come first.
 def reduced_model(model, trained: Collection[str], kind: str) -> bytes:
     """Store trained matrices of a model in fewer bits; they are multiplied in float32.
 
@@ -333,7 +344,7 @@ def measured(speak: Callable, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray
 
 
 def difference(wave: np.ndarray, expected: np.ndarray) -> str:
-    """Return the RMS of the difference as a fraction of that of the wave."""
+    """Return the RMS of the difference over the RMS of the wave."""
     if wave.size != expected.size:
         return f"{wave.size / expected.size:.3f} of the length"
     error = np.sqrt(np.mean(np.square(wave.ravel() - expected.ravel())))

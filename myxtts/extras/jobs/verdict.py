@@ -118,7 +118,7 @@ def judge(
 ) -> Verdict:
     """Measure the inputs and their mean on GPU 0 or else the CPU.
 
-    Settings and folder are those of the merged run.
+    Settings and folder belong to the merged run.
     """
     placement = devices.configure_default()
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
@@ -133,6 +133,9 @@ def judge(
     return Verdict(measurements, evaluate(mean), criterion, note)
 
 
+# One network of the first input is built, and the held-out utterances get one pipeline. For each
+# set of coefficients, the mean is loaded into that network and the same validation runs, so that
+# all figures are comparable.
 def make_evaluator(
     inputs: Sequence[TrainedRun], held_out: Manifest, config: Config, route: Route, folder: Path
 ) -> Callable[[Coefficients], Measurement]:

@@ -50,7 +50,7 @@ LABEL = re.compile(r"^[\s–-]*([^\W\d_][^:\n]{0,30}):\s", re.M)
 
 
 class _Tree(NamedTuple):
-    """The folder that names are relative to, that of the audio, and counts of what is left out."""
+    """The folder that names are relative to, the audio's folder, and counts of what is left out."""
 
     folder: Path
     audio: AudioFolder
@@ -137,7 +137,7 @@ def _folders(tree: _Tree, file: str) -> Iterator[AnyRow]:
 
 
 def _speaker_of(file: str) -> str:
-    """Return the folder below female/ or male/, as in M-AILABS, or else that of the file."""
+    """Return the folder below female/ or male/, as in M-AILABS, or else the file's folder."""
     *folders, _ = file.split("/")
     for gender in ("female", "male"):
         if gender in folders[:-1]:
@@ -145,6 +145,9 @@ def _speaker_of(file: str) -> str:
     return folders[-1]
 
 
+# The recording is found by the name of the subtitles. Cues are split from the text and get times,
+# speaker and words. What is not spoken is removed and counted. Last, captions that roll lose the
+# words they repeat.
 def _subtitles(tree: _Tree, file: str) -> Iterator[AnyRow]:
     """talk.srt or talk.vtt beside talk.mp3; talk.en.srt if the language is en."""
     stem = os.path.splitext(file)[0]
@@ -186,6 +189,8 @@ def _spoken(text: str, has_names: bool, left_out: Counter[str]) -> str:
     return " ".join(text.split())
 
 
+# For each cue, the longest beginning is found that ends the cue before. It is a repetition unless
+# both cues are spoken at the same time. Only if most cues repeat something do the captions roll.
 def _unrolled(rows: list[Row], left_out: Counter[str]) -> list[Row]:
     """Return cues without the words of the cue before, if the captions of a file roll: most cues
     begin with the line before, as in the automatic captions of YouTube.
@@ -197,7 +202,7 @@ def _unrolled(rows: list[Row], left_out: Counter[str]) -> list[Row]:
         words = row.text.split()
         sizes = range(min(len(before), len(words)), 0, -1)
         same = next((size for size in sizes if before[-size:] == words[:size]), 0)
-        # What is in two stretches is heard twice as well.
+        # Words of two stretches that overlap are heard twice, so both keep them.
         length_s = (row.end_s or 0.0) - row.start_s
         same = 0 if 2 * (end_s - row.start_s) * len(words) > same * length_s else same
         if same < len(words):
@@ -238,6 +243,9 @@ def _seconds(time: str) -> float:
     return seconds
 
 
+# Tables of Kaldi have a key first. `text` lists the utterances; `segments` says where they are in
+# recordings, `wav.scp` where these are, and two more tables name speakers and languages. A recipe's
+# command is understood if it only decompresses FLAC, and is never run.
 def read_kaldi(options: CorpusOptions) -> Layout | None:
     """Read a folder with wav.scp; `text` is not needed where the task needs no texts."""
     folder = options.path

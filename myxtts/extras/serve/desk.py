@@ -71,6 +71,8 @@ class Desk:
     async def run(self, function: Callable, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
+    # The text is encoded in a thread, and so is each sentence, on demand: between two sentences
+    # other requests have their turn.
     async def speak(self, text: str, **options: Any) -> AsyncIterator[np.ndarray]:
         """Yield the waves of sentences; raises UserError. See `Speaker.speak`."""
         if len(text) > MAX_CHARACTERS:

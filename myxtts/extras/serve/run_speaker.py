@@ -16,7 +16,7 @@ from myxtts.text.languages import choose_language
 class RunSpeaker:
     """A run; see `Speaker`.
 
-    Its speakers are those of `references`, or the learned default. Arguments are those of
+    Its speakers are the keys of `references`, or the learned default. Arguments as in
     `Synthesizer`; without a checkpoint, the newest is used.
     """
 
@@ -57,7 +57,7 @@ class RunSpeaker:
         return (sentence.wave for sentence in sentences)
 
     def refresh(self) -> None:
-        # Without one, Synthesizer says so.
+        # Without any checkpoint, Synthesizer raises the error.
         newest = latest(self._run / "checkpoints") or Path()
         name = self._fixed or newest.name
         if name == self._checkpoint:

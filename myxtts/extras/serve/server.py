@@ -89,6 +89,9 @@ class Gate:
     def __init__(self, app: ASGIApp):
         self._app = app
 
+    # The body is received into a file and counted. Then the application answers, with the body
+    # replayed. Meanwhile the next message is awaited: it can only be that the client has left,
+    # which cancels the answer.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
@@ -194,6 +197,8 @@ def serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
     asyncio.run(_serve(desk, host, port, wyoming_port))
 
 
+# HTTP listens first, then Wyoming, so that a port in use is reported before the server seems to
+# run. Both share the event loop with a task that looks for new checkpoints.
 async def _serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
     listening = listen(host, port, "--port")
     app = Web(desk).application()

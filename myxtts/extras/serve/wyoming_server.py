@@ -102,6 +102,8 @@ class _Connection:
     async def _send(self, event: Eventable) -> None:
         await async_write_event(event.event(), self._writer)
 
+    # A recording arrives as audio-start, chunks and audio-stop. After an error the rest of it is
+    # ignored, because clients send all of it before they read the answer.
     async def _answer(self, event: Event) -> None:
         if Describe.is_type(event.type):
             await self._send(self._info())

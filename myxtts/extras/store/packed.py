@@ -117,7 +117,7 @@ class PackedRows(Sequence[Row]):
 
     @cached_property
     def _tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-        """The tokens of all rows, where those of each row begin and end, and their symbols."""
+        """The tokens of all rows, where each row begins and ends among them, and their symbols."""
         column = self.table.column("tokens").chunk(0)
         bounds = column.offsets.to_numpy(zero_copy_only=True)
         tokens = column.values.indices.to_numpy(zero_copy_only=True)
@@ -137,6 +137,9 @@ class PackedRows(Sequence[Row]):
         places = zip(*columns, self._strings("id", rows), strict=True)
         return [Member(self._tars[shard], *place).address for shard, *place in places]
 
+    # The numbers of the index are used as they are, mapped into memory. Only what depends on this
+    # run is computed: which rows it can use, and which number of its vocabulary each name and
+    # symbol of the index has. Strings are read when somebody asks for them.
     def manifest(
         self,
         data: DataConfig,
@@ -185,6 +188,9 @@ class PackedRows(Sequence[Row]):
                     f" packed with {packed}. Give that, or pack the corpus again."
                 )
 
+    # Rows are taken in chunks, so that an index of millions fits. Duration is checked for all; with
+    # texts, also that language and symbols are known and that the frames suffice. The tokens of a
+    # chunk are one flat array, and `reduceat` sums over the tokens of each row.
     def _usable(
         self, data: DataConfig, rule: LengthRule | None, vocabulary: Vocabulary | None
     ) -> tuple[np.ndarray, list[str], list[RejectedRow]]:

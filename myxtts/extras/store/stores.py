@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """A folder, a bucket, or what is below a name in it: its files by their names relative to it.
+    """A folder, a bucket, or a prefix in it: its files by their names relative to it.
 
     By obstore. Errors are DataErrors; requests to a server are repeated for RETRY_S.
     """

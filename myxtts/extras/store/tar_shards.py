@@ -20,6 +20,8 @@ from myxtts.corpus.tables import COLUMN_NAMES, decompressed, objects_of, row_of,
 from myxtts.extras.store.stores import Store
 
 
+# Files beside the tars tell the form: cuts of Lhotse, a list of NeMo, or none, as in WebDataset.
+# Each form yields the same entries: keys and values with the address of the audio.
 def read_tar_shards(options: CorpusOptions) -> Layout | None:
     """Read a folder of tar files, or a folder that stands for an object store with them."""
     folder = options.path

@@ -65,14 +65,16 @@ class Draws:
         shape = [rows, sum(DRAWS.values())]
         self._uniform = stateless_uniform(shape, fold_in(seed, "rows"))
 
-    def uniform(self, name: str, low: float = 0.0, high: float = 1.0):
-        """Return float32 [rows, DRAWS[name]]."""
+    def uniform(self, name: str, bounds: tuple[float, float] = (0.0, 1.0)):
+        """Return float32 [rows, DRAWS[name]] between two bounds."""
+        low, high = bounds
         first = sum(list(DRAWS.values())[: list(DRAWS).index(name)])
         return low + (high - low) * self._uniform[:, first : first + DRAWS[name]]
 
-    def log_uniform(self, name: str, low: float, high: float):
+    def log_uniform(self, name: str, bounds: tuple[float, float]):
         """Return float32 [rows, DRAWS[name]], whose logarithms are uniform."""
-        return tf.exp(self.uniform(name, float(np.log(low)), float(np.log(high))))
+        low, high = bounds
+        return tf.exp(self.uniform(name, (float(np.log(low)), float(np.log(high)))))
 
     def chosen(self, name: str, probability: float):
         """Return bool [rows, 1], True with a probability."""
@@ -121,7 +123,7 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
             wave += _noise(wave, real, draws, (length, hz), channel, settings)
     if settings.codec_probability:
         lowest, highest = MU_LAW_BITS
-        bits = tf.minimum(tf.floor(draws.uniform("codec bits", lowest, highest + 1)), highest)
+        bits = tf.minimum(tf.floor(draws.uniform("codec bits", (lowest, highest + 1))), highest)
         wave = tf.where(draws.chosen("codec", settings.codec_probability), mu_law(wave, bits), wave)
     return tf.where(real, wave, 0.0)
 
@@ -133,8 +135,8 @@ def _transmitted(wave, draws: Draws, length, channel, settings: AugmentationConf
         samples = round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ)
         response = impulse_response(
             draws.normal("reverb tail", samples),
-            draws.uniform("rt60", MIN_RT60_S, settings.reverb_max_rt60),
-            draws.uniform("direct to reverberant", *DIRECT_TO_REVERBERANT_DB),
+            draws.uniform("rt60", (MIN_RT60_S, settings.reverb_max_rt60)),
+            draws.uniform("direct to reverberant", DIRECT_TO_REVERBERANT_DB),
             draws.chosen("reverb", settings.reverb_probability),
         )
         spectrum *= tf.signal.rfft(response, [length])
@@ -148,17 +150,17 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
     gain = None
     if settings.equaliser_probability:
         chosen = draws.chosen("equaliser", settings.equaliser_probability)
-        gain_db = draws.uniform("peak gain", -PEAK_GAIN_DB, PEAK_GAIN_DB)
-        centre_hz = draws.log_uniform("peak centre", *PEAK_HZ)
-        octaves = draws.uniform("peak width", *PEAK_OCTAVES)
+        gain_db = draws.uniform("peak gain", (-PEAK_GAIN_DB, PEAK_GAIN_DB))
+        centre_hz = draws.log_uniform("peak centre", PEAK_HZ)
+        octaves = draws.uniform("peak width", PEAK_OCTAVES)
         gain = equaliser_gain(hz, centre_hz, tf.where(chosen, gain_db, 0.0), octaves)
     if settings.band_limit_probability:
         chosen = draws.chosen("band limit", settings.band_limit_probability)
         # Below 1: a low pass alone. From 1 to 2: a high pass alone. From 2: the band of a
         # telephone.
-        kind = draws.uniform("band limit kind", 0.0, 3.0)
-        low = draws.log_uniform("high pass", *HIGH_PASS_HZ)
-        high = draws.log_uniform("low pass", *LOW_PASS_HZ)
+        kind = draws.uniform("band limit kind", (0.0, 3.0))
+        low = draws.log_uniform("high pass", HIGH_PASS_HZ)
+        high = draws.log_uniform("low pass", LOW_PASS_HZ)
         low = tf.where(kind < 2.0, low, TELEPHONE_HZ[0])
         high = tf.where(kind < 2.0, high, TELEPHONE_HZ[1])
         low = tf.where(kind < 1.0, 0.0, low)
@@ -171,10 +173,11 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
 def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: AugmentationConfig):
     """Return the noise to add to speech, [B, S]: coloured noise, or babble of the other rows."""
     length, hz = grid
-    gain = noise_gain(hz, draws.uniform("noise slope", *NOISE_SLOPES))
-    gain = gain if channel is None else gain * channel
-    parts = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(hz)[0]), axis=1)
-    noise = tf.signal.irfft(tf.complex(*(part * gain for part in parts)), [length])
+    gain = noise_gain(hz, draws.uniform("noise slope", NOISE_SLOPES))
+    if channel is not None:
+        gain = gain * channel
+    real_part, imaginary = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(hz)[0]), axis=1)
+    noise = tf.signal.irfft(tf.complex(real_part * gain, imaginary * gain), [length])
     noise = noise[:, : tf.shape(speech)[1]]
     if settings.babble_fraction:
         others = draws.between_rows("babble levels") ** 4  # few are loud
@@ -183,7 +186,7 @@ def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: Augmentat
         # A row may be alone, without others that babble.
         is_babble = draws.chosen("babble", settings.babble_fraction) & (_energy(babble) > 0.0)
         noise = tf.where(is_babble, babble, noise)
-    snr_db = draws.uniform("snr", settings.noise_min_snr_db, settings.noise_max_snr_db)
+    snr_db = draws.uniform("snr", (settings.noise_min_snr_db, settings.noise_max_snr_db))
     noise = noise_at_snr(speech, tf.where(real, noise, 0.0), snr_db)
     return tf.where(draws.chosen("noise", settings.noise_probability), noise, 0.0)
 

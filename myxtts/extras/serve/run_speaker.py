@@ -38,7 +38,7 @@ class RunSpeaker:
         self._references = references or {"default": ()}
         for recordings in self._references.values():
             for recording in recordings:
-                check_recording(recording, *REFERENCE)
+                check_recording(recording, REFERENCE)
         self.speakers: Sequence[str] = [*self._references]
         self._vocoder, self._fixed, self._checkpoint = vocoder, checkpoint, ""
         # This and the import in `refresh` load TensorFlow.
@@ -64,6 +64,5 @@ class RunSpeaker:
             return
         from myxtts.tasks.tts.synthesizer import Synthesizer
 
-        arguments = self._run, self._device, self._vocoder
-        self._synthesizer = Synthesizer(*arguments, checkpoint=name)
+        self._synthesizer = Synthesizer(self._run, self._device, self._vocoder, checkpoint=name)
         self._checkpoint = name

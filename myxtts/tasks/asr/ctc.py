@@ -48,8 +48,13 @@ def ctc_losses(logits, frames, labels, count):
     losses = _losses_by_kernel(logits, frames, labels, fitting_count)
 
     def with_long_rows():
-        long = [tf.gather(values, rows) for values in (logits, frames, labels, count)]
-        return tf.tensor_scatter_nd_update(losses, rows[:, None], ctc_losses_by_recursion(*long))
+        long_losses = ctc_losses_by_recursion(
+            tf.gather(logits, rows),
+            tf.gather(frames, rows),
+            tf.gather(labels, rows),
+            tf.gather(count, rows),
+        )
+        return tf.tensor_scatter_nd_update(losses, rows[:, None], long_losses)
 
     return tf.cond(all_fit, lambda: losses, with_long_rows)
 

@@ -99,7 +99,7 @@ def room_response(rt60_s: float, index: int) -> np.ndarray:
     time_s = np.arange(samples) / SAMPLE_RATE_HZ
     tail = np.convolve(random.standard_normal(samples), [0.25, 0.5, 0.25], "same")
     tail *= time_s >= EARLY_S[1]
-    at = (random.uniform(*EARLY_S, REFLECTIONS) * SAMPLE_RATE_HZ).astype(int)
+    at = (random.uniform(EARLY_S[0], EARLY_S[1], REFLECTIONS) * SAMPLE_RATE_HZ).astype(int)
     tail[at] += random.choice([-3.0, 3.0], REFLECTIONS)
     tail *= 10.0 ** (-3.0 * time_s / rt60_s)
     tail /= np.sqrt(np.sum(np.square(tail)))

@@ -60,10 +60,12 @@ def acoustic_features(
         throttle()
         batch, samples = pad_rows(waves[rows], 0.0)
         with tf.device(device):
-            values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
+            mel = _log_mel(batch, samples).numpy()
+            f0_hz, voiced = (value.numpy() for value in _f0(batch, samples))
         for row, wave in enumerate(waves[rows]):
-            frames = len(wave) // HOP_SAMPLES
-            features.append(AcousticFeatures(wave, *(value[row, :frames] for value in values)))
+            real = slice(len(wave) // HOP_SAMPLES)
+            of_wave = AcousticFeatures(wave, mel[row, real], f0_hz[row, real], voiced[row, real])
+            features.append(of_wave)
     return features
 
 
@@ -211,6 +213,6 @@ def _embeddings_of_recordings(
     embeddings = []
     # Batch by batch: the recordings of 2,000 speakers would take 20 GB.
     for rows in batches_of(len(recordings)):
-        waves = [read_row(*recording) for recording in recordings[rows]]
+        waves = [read_row(manifest, row, lufs) for manifest, row, lufs in recordings[rows]]
         embeddings.append(speaker_embeddings(acoustic_features(waves, device)))
     return np.concatenate(embeddings)

@@ -127,8 +127,8 @@ def _totals_by_blocks(score, first):
         of_frames = []
         for frame_score in tf.unstack(score[block], BLOCK_FRAMES):
             window = [
-                tf.maximum(*pair) + from_token_before(frame_score, shift)
-                for shift, pair in enumerate(pairwise(window))
+                tf.maximum(stays, advances) + from_token_before(frame_score, shift)
+                for shift, (stays, advances) in enumerate(pairwise(window))
             ]
             of_frames.append(window[0])
         return block + 1, window[0], totals.write(block, tf.stack(of_frames))

@@ -36,9 +36,14 @@ def tts_extractor(
     taught = partial(
         taught_tts_features, vtlp=vtlp, augmentation=augmentation, teacher_fraction=teacher_fraction
     )
-    contracts = TAUGHT_TTS_INPUTS, TAUGHT_TTS_FEATURES
     stretch = TEACHER_STRETCH if teacher_fraction else 1.0
-    return FeatureExtractor(*contracts, taught, max_stretch=stretch, load_frozen=load_teacher)
+    return FeatureExtractor(
+        TAUGHT_TTS_INPUTS,
+        TAUGHT_TTS_FEATURES,
+        taught,
+        max_stretch=stretch,
+        load_frozen=load_teacher,
+    )
 
 
 def tts_features(

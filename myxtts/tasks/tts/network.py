@@ -249,11 +249,13 @@ class XTTS(keras.Model):
         by_token["one_frame_tokens"] = tf.cast(durations <= 1.0, tf.float32)
         frame = alignment.frame_indices(path)
         if training:
-            sizes = tf.shape(path)[1], self.segment_frames
-            frame = alignment.random_segment(frames, *sizes, fold_in(seed, "segment"))
+            padded = tf.shape(path)[1]
+            segment_seed = fold_in(seed, "segment")
+            frame = alignment.random_segment(frames, padded, self.segment_frames, segment_seed)
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        segment = segment_path, frame, speaker.voice, seed
-        condition = self.decode(encoded, mean, token_prosody, durations, *segment)
+        condition = self.decode(
+            encoded, mean, token_prosody, durations, segment_path, frame, speaker.voice, seed
+        )
         target_segment = gather_rows(target, frame)
         mel_error = layers.sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
@@ -417,13 +419,12 @@ class XTTS(keras.Model):
         real = layers.length_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, 0]
         if "path" in batch:
             real = tf.cast(batch["path"] >= 0, tf.float32)
-        texts = batch["tokens"], batch["token_count"]
-        return self.aligner(normalised_mel(batch["mel"]), real, *texts)
+        mel = normalised_mel(batch["mel"])
+        return self.aligner(mel, real, batch["tokens"], batch["token_count"])
 
     def _alignment_losses(self, batch, scores, prior, path):
         real = tf.cast(path >= 0, tf.float32)
-        rows = real, batch["token_count"], self.sum_over_paths
-        losses = alignment.path_losses(scores, *rows)
+        losses = alignment.path_losses(scores, real, batch["token_count"], self.sum_over_paths)
         evidence = alignment.evidence(scores, prior, path)
         evidence *= tf.cast(batch["frames"], tf.float32)
         figures = {"alignment": losses, "alignment_evidence": evidence}
@@ -514,8 +515,9 @@ class XTTS(keras.Model):
 
     def _denoise(self, noisy, time, condition, seed=None):
         """Estimate the mel from `noisy` at `time`: float32 [B, T, 80], and its unit [B, 1, 1]."""
-        prior = condition.mel, condition.mel_std
-        estimate, unit, innovation = flow.wiener_estimate(noisy, time, *prior)
+        estimate, unit, innovation = flow.wiener_estimate(
+            noisy, time, condition.mel, condition.mel_std
+        )
         innovation *= tf.cast(condition.mask, tf.float32)[:, :, None]
         hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
         embedding = layers.time_embedding(time, TIME_EMBEDDING)
@@ -535,8 +537,9 @@ class XTTS(keras.Model):
 
 def build_xtts(size: str, symbols: int, languages: int, precision="float32", **settings) -> XTTS:
     """Build XTTS of a key of SIZES; `settings` are for training only. See `build_network`."""
-    vocabulary = symbols, languages
-    return layers.build_network(precision, lambda: XTTS(SIZES[size], *vocabulary, **settings))
+    return layers.build_network(
+        precision, lambda: XTTS(SIZES[size], symbols, languages, **settings)
+    )
 
 
 def long_term_average_spectrum(mel, frames):

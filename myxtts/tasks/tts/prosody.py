@@ -93,9 +93,10 @@ class ProsodyDistribution(NamedTuple):
         )
         mean = Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
         std = Prosody(duration_std, tf.zeros_like(voiced), pitch_std, energy_std)
-        pause = PAUSE_LOGIT + logit, PAUSE_LOG_DURATION + pause, pause_std
+        pause_logit, pause_mean = PAUSE_LOGIT + logit, PAUSE_LOG_DURATION + pause
         pitch_range = range_outputs + pitch_of_hz(tf.constant([F0_MIN_HZ, F0_MAX_HZ]))
-        return cls(mean, std, *pause, *tf.split(pitch_range, 2, axis=1))
+        lowest, highest = tf.split(pitch_range, 2, axis=1)
+        return cls(mean, std, pause_logit, pause_mean, pause_std, lowest, highest)
 
     # A recorded duration may be that of a spoken token or of a pause. Both likelihoods are
     # computed, each times the probability of its kind, and added. Pitch counts as far as a token is

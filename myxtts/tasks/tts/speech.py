@@ -53,8 +53,12 @@ def token_log_probs(
     80], the N - 2 symbols of the text, and their tokens with begin and end, int32 [N].
     """
     with tf.device(device):
-        frames = normalised_mel(tf.constant(mel[None])), tf.ones([1, len(mel)])
-        scores, _ = network.aligner(*frames, tf.constant(tokens[None]), tf.constant([len(tokens)]))
+        scores, _ = network.aligner(
+            normalised_mel(tf.constant(mel[None])),
+            tf.ones([1, len(mel)]),
+            tf.constant(tokens[None]),
+            tf.constant([len(tokens)]),
+        )
     log_probs = scores[0].numpy()
     is_pause = np.array([True, *(symbol in SEPARATORS for symbol in symbols), True])
     return np.concatenate([log_probs[:, is_pause].max(axis=1, keepdims=True), log_probs], axis=1)

@@ -103,7 +103,7 @@ def write_speech(
 def check_files(references: Sequence[Path], out: Path | BinaryIO, times: Path | None) -> None:
     """Raise UserError if a reference cannot be read, or an output cannot be written."""
     for reference in references:
-        check_recording(reference, *REFERENCE)
+        check_recording(reference, REFERENCE)
     if isinstance(out, Path):
         check_output(out, references)
     check_times_file(times)

@@ -174,7 +174,8 @@ class Synthesizer:
                 raise DataError(f"{given} is not finite. Lower --guidance, or train longer.")
             for wave, path, chunk in zip(map(fade_ends, waves), paths, batch, strict=True):
                 if previous is not None:
-                    pause = pause_between(*previous, wave, options.speed)
+                    before, boundary = previous
+                    pause = pause_between(before, boundary, wave, options.speed)
                 previous = wave, chunk.boundary
                 times = partial(self._times, chunk, language, path, spoken + len(pause))
                 spoken += len(pause) + len(wave)
@@ -227,6 +228,6 @@ def reference_mel(references: Sequence[Path], data: DataConfig) -> np.ndarray:
     mels = [np.zeros([0, MEL_BANDS], np.float32)]
     for reference in references:
         samples = int(data.reference_seconds * SAMPLE_RATE_HZ)
-        wave = read_recording(reference, *REFERENCE, samples, data.trim)
+        wave = read_recording(reference, REFERENCE, samples, data.trim)
         mels.append(log_mel(with_loudness(tf.constant(wave[None]), data.loudness))[0].numpy())
     return np.concatenate(mels)

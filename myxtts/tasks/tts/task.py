@@ -54,12 +54,13 @@ class TTSTask(Task):
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
         model = config.model
-        rows = len(vocabulary.symbols), len(vocabulary.languages)
+        symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
         if inference:
-            return build_xtts(model.model_size, *rows, precision=inference)
+            return build_xtts(model.model_size, symbols, languages, precision=inference)
         return build_xtts(
             model.model_size,
-            *rows,
+            symbols,
+            languages,
             precision=config.training.precision,
             dropout=model.dropout,
             reference_dropout=model.reference_dropout,

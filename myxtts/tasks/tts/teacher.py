@@ -30,7 +30,7 @@ class TeacherModel:
 
     def __init__(self, network: XTTS, ode_steps: int, guidance: float):
         self.network = network
-        self._options = ode_steps, guidance
+        self._ode_steps, self._guidance = ode_steps, guidance
         self.align = network.align
 
     def speak(self, batch, padded_frames):
@@ -81,7 +81,7 @@ class TeacherModel:
         )
         seed = fold_in(batch["seed"], "teacher noise")
         noise = TEMPERATURE * stateless_normal(tf.shape(condition.mel), seed)
-        return self.network.solve_flow(condition, noise, *self._options)
+        return self.network.solve_flow(condition, noise, self._ode_steps, self._guidance)
 
 
 class NullTeacher:
@@ -115,8 +115,12 @@ def load_teacher(
     task.tune(settings.model_copy(update={"training": config.training}), network, device, sizes)
     log.info(
         "teacher        %s, step %d, on %s: %s, %s parameters, %s",
-        *(teacher.path, teacher.record.step, device, task.describe(settings)),
-        *(f"{parameter_count(network):,}", precision),
+        teacher.path,
+        teacher.record.step,
+        device,
+        task.describe(settings),
+        f"{parameter_count(network):,}",
+        precision,
     )
     return TeacherModel(network, settings.model.ode_steps, settings.model.guidance)
 

@@ -38,8 +38,9 @@ def vocoder_extractor(
         produce = partial(vocoder_features, segment_frames=segment_frames, at_random=at_random)
         return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, produce, sizes)
     taught = partial(taught_vocoder_features, segment_frames=segment_frames, at_random=at_random)
-    contracts = TTS_INPUTS, TAUGHT_VOCODER_FEATURES
-    return FeatureExtractor(*contracts, taught, sizes, load_frozen=load_teacher)
+    return FeatureExtractor(
+        TTS_INPUTS, TAUGHT_VOCODER_FEATURES, taught, sizes, load_frozen=load_teacher
+    )
 
 
 def vocoder_features(

@@ -148,8 +148,9 @@ class Vocoder(keras.Model):
         samples = CONTEXT_FRAMES * HOP_SAMPLES
         mel_error = tf.abs(mel_and_spectrum(wave)[0] - target_mel)[:, context:-context]
         estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
-        pulses = batch["f0_hz"], batch["pulse_phasor"]
-        pitch, voicing, phase = self.pitch_head.losses_of(mel, *pulses)
+        pitch, voicing, phase = self.pitch_head.losses_of(
+            mel, batch["f0_hz"], batch["pulse_phasor"]
+        )
         by_row = {
             "spectral": multi_resolution_stft_loss(estimate, true),
             "complex": complex_stft_loss(estimate, true),

@@ -68,9 +68,12 @@ class Cluster:
 
     def name(self, index: int | None = None) -> str:
         """Return the name of a worker for messages; by default of this one."""
-        index = self.index if index is None else index
+        if index is None:
+            index = self.index
         address = self.workers[index]
-        return f"worker {index} ({address})" if address else f"worker {index}"
+        if not address:
+            return f"worker {index}"
+        return f"worker {index} ({address})"
 
     def tf_config(self) -> str:
         """Return the cluster as a value of TF_CONFIG."""
@@ -121,7 +124,9 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     """
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
-        return cluster if cluster is not None and cluster.count > 1 else None
+        if cluster is None or cluster.count < 2:
+            return None
+        return cluster
     faults: dict[int, str] = {}
     # Before Slurm: inside a step, another launcher may start several processes for each task.
     for launcher in _LAUNCHERS:
@@ -137,7 +142,9 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     for announced, fault in faults.items():
         if announced != count:
             raise PlacementError(fault)
-    return cluster if count > 1 else None
+    if count < 2:
+        return None
+    return cluster
 
 
 # A launcher says how many processes there are and which one this is; all else may have to be
@@ -321,7 +328,10 @@ def _from_tf_config(text: str) -> Cluster | None:
     addresses = check_addresses(jobs.chief + jobs.worker, "TF_CONFIG")
     if task is None or task.index >= len(getattr(jobs, task.type)):
         raise _tf_config_error(("task",), "it is not in the cluster")
-    return Cluster(addresses, task.index if task.type == "chief" else len(jobs.chief) + task.index)
+    index = task.index
+    if task.type == "worker":
+        index += len(jobs.chief)
+    return Cluster(addresses, index)
 
 
 def _tf_config_error(place: Sequence[str | int], fault: str) -> PlacementError:

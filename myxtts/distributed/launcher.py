@@ -74,7 +74,9 @@ def launch(
         message = f"its message is above and in {first.program.log}"
         report = f"ended with exit code {first.code}; {message}"
     print(f"error: {first.program.name} {report}", file=sys.stderr)
-    return first.code if first.code > 0 else 128 - first.code
+    if first.code > 0:
+        return first.code
+    return 128 - first.code
 
 
 def _severity(process: ChildProcess) -> int:
@@ -83,7 +85,9 @@ def _severity(process: ChildProcess) -> int:
     The loss of another worker is the consequence of one of the former.
     """
     by_code = {UserError.exit_code: 2, PeerLost.exit_code: 3}
-    return 0 if process.code < 0 else by_code.get(process.code, 1)
+    if process.code < 0:
+        return 0
+    return by_code.get(process.code, 1)
 
 
 def _divide(items: Sequence, count: int, size: int, kind: str) -> list[Sequence]:

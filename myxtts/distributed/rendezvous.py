@@ -267,10 +267,11 @@ async def _join_chief(
     addresses of all workers.
     """
     reasons: set[str] = set()
+    chief_host, chief_port = split_address(cluster.workers[0])
     while True:
         wait.check(cluster.name(0))
         try:
-            opening = asyncio.open_connection(*split_address(cluster.workers[0]), limit=LINE_BYTES)
+            opening = asyncio.open_connection(chief_host, chief_port, limit=LINE_BYTES)
             reader, writer = await asyncio.wait_for(opening, SILENCE_S)
             with closing(writer):
                 host = writer.get_extra_info("sockname")[0]
@@ -285,8 +286,10 @@ async def _join_chief(
                 )
                 writer.write(_encode(introduction))
                 while not (answer := await _next_message(reader, _Answer)).go:
+                    if answer.error and answer.is_mistake:
+                        raise PlacementError(answer.error)
                     if answer.error:
-                        raise (PlacementError if answer.is_mistake else PeerLost)(answer.error)
+                        raise PeerLost(answer.error)
                     wait.check(answer.waiting)
                 return answer.workers or list(cluster.workers)
         # The chief has left, and may be restarted; or another program listens there.

@@ -168,8 +168,12 @@ def _format_term(n: Fraction, letter: str) -> str:
     """Return n times a letter: `2 P`, `P / 2`, `1.31 P`."""
     if n.numerator > 1 and n.denominator > 4:
         return f"{float(n):.3g} {letter}"
-    product = letter if n.numerator == 1 else f"{n.numerator} {letter}"
-    return product if n.denominator == 1 else f"{product} / {n.denominator}"
+    product = letter
+    if n.numerator != 1:
+        product = f"{n.numerator} {letter}"
+    if n.denominator == 1:
+        return product
+    return f"{product} / {n.denominator}"
 
 
 class Speeds(NamedTuple):

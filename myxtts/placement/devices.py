@@ -84,7 +84,9 @@ def gpu_names(gpus: Sequence[int]) -> list[str]:
         return ask_driver(gpus, lambda nvml, handle: str(nvml.nvmlDeviceGetUUID(handle)))
     except DriverUnavailable:
         # A control group may number the GPUs of each process from 0. NCCL compares them, too.
-        return [] if has_cuda_gpus() else [f"GPU {gpu} of {gethostname()}" for gpu in gpus]
+        if has_cuda_gpus():
+            return []
+        return [f"GPU {gpu} of {gethostname()}" for gpu in gpus]
 
 
 # The order matters, since most calls fail once TensorFlow has started: flags of XLA are tried in a
@@ -111,7 +113,9 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
         # Without NVML nothing can be compared.
         with suppress(DriverUnavailable):
             check_limits(limits, read_memory(tuple(limits)))
-    cores = core_count() if is_pinned() else max(1, core_count() // processes)
+    cores = core_count()
+    if not is_pinned():
+        cores = max(1, cores // processes)
     # TensorFlow raises ValueError for memory growth after limits, else RuntimeError.
     try:
         _configure_threads(placement, automatic_pools(placement.on_gpu, cores, small_operations))
@@ -175,8 +179,9 @@ def describe_threads() -> str:
 
 def describe(placement: Placement) -> list[str]:
     """Describe the placement for the log: which GPU is which device, limits, routes."""
-    simulation = " (GPUs simulated on the CPU)" if placement.simulated else ""
-    lines = [f"placement      {placement.name}{simulation}"]
+    lines = [f"placement      {placement.name}"]
+    if placement.simulated:
+        lines[0] += " (GPUs simulated on the CPU)"
     for device in placement.devices:
         source = "CPU" if device.physical is None else f"GPU {device.physical}"
         memory = "memory grows as needed"

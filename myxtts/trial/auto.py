@@ -110,7 +110,8 @@ def choose_placement(
         log.info(
             "placement auto a step of %d replicas has %d times the utterances: --batch-size is per"
             " replica",
-            *(best.replicas,) * 2,
+            best.replicas,
+            best.replicas,
         )
     placed = settings_of(best, config)
     if config.data.batch_shares == "auto" and best.replicas > 1:
@@ -156,10 +157,8 @@ def measure_gpus(
     """
 
     def measured(data: int, model: int) -> StageProfile:
-        log.info(
-            "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains",
-            *(MEASURED_STEPS, data, model),
-        )
+        line = "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains"
+        log.info(line, MEASURED_STEPS, data, model)
         placed = with_placement(config, data_gpu=data, model_gpu=model, batch_shares=())
         profile = in_subprocess(measure, placed)
         log.info("  %s", format_means(profile, config))
@@ -219,14 +218,16 @@ def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> li
     data, accumulation = config.data, config.training.gradient_accumulation
     mean_s = profile.times.per_reader(data.num_workers).mean_s()
     # A batch of the bound is a microbatch.
-    costs = data.num_workers, profile.all_reduce_s / accumulation
-    observer = config.placement.observer
-    found = candidates.candidate_placements(speeds, mean_s, data.batch_size, *costs, observer)
+    workers, reduce_s = data.num_workers, profile.all_reduce_s / accumulation
+    found = candidates.candidate_placements(
+        speeds, mean_s, data.batch_size, workers, reduce_s, config.placement.observer
+    )
     # XLA compiles the step of one device.
     if config.training.compile == "xla":
         found = [candidate for candidate in found if candidate.replicas == 1]
     observe_s = observe_per_step_s(profile, config) / accumulation
-    return candidates.rank(candidate.bound(mean_s, *costs, observe_s) for candidate in found)
+    bounds = (each.bound(mean_s, workers, reduce_s, observe_s) for each in found)
+    return candidates.rank(bounds)
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:

@@ -38,7 +38,9 @@ class Candidate:
         name, models = self.placement.name, self.settings.model_gpus
         if len(models) > 1 and set(models) & set(named_data_gpus(self.settings)):
             name += ", data GPU trains too"
-        return f"{name}, unequal shares" if self.shares else name
+        if self.shares:
+            name += ", unequal shares"
+        return name
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -48,11 +50,11 @@ class Candidate:
     @property
     def work(self) -> Work:
         batches = [Fraction(n * self.replicas, sum(self.rows)) for n in self.rows]
-        by_device = (
+        produce, step, fixed = (
             {device.name: of_gpus[device.physical or 0] for device in self.placement.devices}
             for of_gpus in self.speeds
         )
-        return Work(batches, *by_device)
+        return Work(batches, produce, step, fixed)
 
     def bound(
         self, mean_s: Mapping[str, float], workers: int, all_reduce_s: float, observe_s: float = 0.0
@@ -60,9 +62,11 @@ class Candidate:
         """Return the formula and the value of `analytic_bound`; `all_reduce_s` is the time of two
         replicas.
         """
-        reduce_s = ring_all_reduce_s(all_reduce_s, self.replicas)
-        costs = workers, reduce_s, observe_s, self.placement.observer, self.work
-        return Estimate(self, *analytic_bound(self.placement.routes, mean_s, *costs))
+        placed, reduce_s = self.placement, ring_all_reduce_s(all_reduce_s, self.replicas)
+        formula, batch_s = analytic_bound(
+            placed.routes, mean_s, workers, reduce_s, observe_s, placed.observer, self.work
+        )
+        return Estimate(self, formula, batch_s)
 
     @property
     def replicas(self) -> int:
@@ -159,7 +163,11 @@ def candidate_placements(
             tuple(tuple(sorted(order[place] for place in role)) for role in roles)
             for order in orders
         )
-        found = (assigned(*pair) for pair in pairs if all(speeds.step[gpu] for gpu in pair[1]))
+        found = (
+            assigned(data, models)
+            for data, models in pairs
+            if all(speeds.step[gpu] for gpu in models)
+        )
         candidates += sorted((each for each in found if 0 not in each.rows), key=bound_s)[:1]
     return candidates
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,9 +149,9 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         fixed = measure_fixed(run, window, features, times)
         held_out = run.setup.corpora.held_out
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
-        observations_s = time_observations(run.setup, config.run)
+        samples_s, evaluation_s = time_observations(run.setup, config.run)
         all_reduce_s = measure_all_reduce(run) if run.setup.between_devices else 0.0
-        return StageProfile(times, all_reduce_s, held_out_batches, *observations_s, fixed)
+        return StageProfile(times, all_reduce_s, held_out_batches, samples_s, evaluation_s, fixed)
 
 
 def time_batches(config: Config, steps: int) -> float:
@@ -435,7 +436,7 @@ def train_steps(
         timeline: gets the spans of all steps.
     """
     routes = setup.replicas.routes
-    producers = set().union(*(route.data_devices for route in routes))
+    producers = set(chain.from_iterable(route.data_devices for route in routes))
     clock = Clock(producers=len(producers), replicas=len(routes), timeline=timeline)
     schedule = replace(schedule, total_steps=setup.state.step + steps, checkpoint_every=0)
     loop.train(setup.state, step, feed, schedule, [], save_nothing, clock, StopRequest())

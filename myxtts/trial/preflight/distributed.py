@@ -73,8 +73,10 @@ def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
             strategy, lambda replica: tf.one_hot(replica, replicas, difference, 0.0)
         )
     device_type = "GPU" if used else "CPU"
-    measured = float(sum_error), times_s, differences.numpy().tolist(), largest_update
-    return ClusterResult(cluster.count, replicas, device_type, *measured)
+    by_replica = differences.numpy().tolist()
+    return ClusterResult(
+        cluster.count, replicas, device_type, float(sum_error), times_s, by_replica, largest_update
+    )
 
 
 def _configure_gpus(cluster: Cluster, count: int | None) -> Sequence[int]:
@@ -82,7 +84,8 @@ def _configure_gpus(cluster: Cluster, count: int | None) -> Sequence[int]:
     check_xla_flags()
     gpus = tf.config.list_physical_devices("GPU")
     rank, workers = cluster.place_on_host
-    count = len(gpus) // workers or len(gpus) if count is None else count
+    if count is None:
+        count = len(gpus) // workers or len(gpus)
     if count > len(gpus):
         raise PlacementError(
             f"--gpus-per-worker asks for {count} GPUs, but TensorFlow sees {len(gpus)} on this"

@@ -165,11 +165,13 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     another one, has the most samples per batch: with --batch-seconds, short buckets may have more.
     """
     used = np.unique(plan.epoch(0).step_bucket)
-    rows, samples = zip(*(plan.shape(int(bucket))[:2] for bucket in used), strict=True)
-    total = np.multiply(rows, samples)
-    longest = np.argmax(samples)
+    shapes = np.array([plan.shape(int(bucket))[:2] for bucket in used])  # rows and samples
+    total = shapes.prod(axis=1)
+    longest = np.argmax(shapes[:, 1])
     largest = np.argmax(total)
-    heaviest = [longest] if total[longest] == total[largest] else [longest, largest]
+    heaviest = [longest]
+    if total[largest] > total[longest]:
+        heaviest.append(largest)
     return [int(used[number]) for number in heaviest]
 
 
@@ -212,8 +214,9 @@ def full_step(
     of_buffers = config.data.prefetch_buffer_size * len(setup.replicas.routes[0].data_devices)
     others = math.ceil((of_buffers + HANDED_OVER_AHEAD + 2) / config.training.gradient_accumulation)
     epoch, step, _ = longest_step(bucket, plan, 1 + others // plan.steps_per_epoch)
-    start = divmod(epoch * plan.steps_per_epoch + step - others, plan.steps_per_epoch)
-    with pipeline.open_feed(Pass(Position(*start))) as feed:
+    first = epoch * plan.steps_per_epoch + step - others
+    start = Position(first // plan.steps_per_epoch, first % plan.steps_per_epoch)
+    with pipeline.open_feed(Pass(start)) as feed:
         *before, microbatches = islice(step_batches(feed), others + 1)
         del before
         _ahead = list(islice(feed, HANDED_OVER_AHEAD))
@@ -291,7 +294,9 @@ def check_gpu_memory(placement: Placement, setup: TrainingSetup) -> Iterator[Che
     for device in (device.name for device in placement.devices):
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
-        evaluation_mib = setup.memory.evaluation_mib if device == setup.observer else 0.0
+        evaluation_mib = 0.0
+        if device == setup.observer:
+            evaluation_mib = setup.memory.evaluation_mib
         headroom_mib = limit_mib - peak_mib - evaluation_mib
         yield recommended(
             headroom_mib > HEADROOM * limit_mib,

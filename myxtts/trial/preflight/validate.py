@@ -145,10 +145,13 @@ def check_rejected(listing: Path, max_rejected: float) -> Check:
         f"line {row['line']} {row['audio']}: {row['detail'] or row['reason']}"
         for row in rejected[:EXAMPLES]
     )
+    found = "none"
+    if rejected:
+        found = f"{len(rejected)} ({counts}). The first: {examples}"
     return recommended(
         not rejected,
         "rejected utterances",
         f"none; a run accepts up to {100 * max_rejected:g} %",
-        f"{len(rejected)} ({counts}). The first: {examples}" if rejected else "none",
+        found,
         "Fix or remove these rows. A run lists all of them in rejected.csv in its folder.",
     )

@@ -29,7 +29,7 @@ BUDGETS = {
     "base": 1850,
     "config": 1680,
     "audio": 1610,
-    "text": 1750,
+    "text": 1780,
     "distributed": 885,
     "corpus": 2100,
     "placement": 1153,

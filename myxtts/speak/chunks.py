@@ -109,7 +109,9 @@ def _leading_silence(wave: np.ndarray) -> int:
     """Return the number of samples before the first audible one; all samples of a silent wave."""
     level = np.abs(wave)
     audible = level > SILENCE_LEVEL * level.max(initial=0.0)
-    return int(audible.argmax()) if audible.any() else len(wave)
+    if not audible.any():
+        return len(wave)
+    return int(audible.argmax())
 
 
 def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:

@@ -54,10 +54,12 @@ class Speaker(Protocol):
 
 def choose_speaker(name: str, speakers: Sequence[str]) -> int:
     """Return the number of a speaker; the first without a name. Raises DataError."""
+    if not name:
+        return 0
     names = [*map(canonical_name, speakers)]
-    if name and canonical_name(name) not in names:
+    if canonical_name(name) not in names:
         raise DataError(f"the voice {name!r} is unknown. Use one of {', '.join(speakers)}.")
-    return names.index(canonical_name(name)) if name else 0
+    return names.index(canonical_name(name))
 
 
 # The path may be a folder or a graph. The JSON beside the graph says whose voice it is. Every way
@@ -98,6 +100,10 @@ def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
 
 class ExportedSpeaker:
     """A voice of `myxtts export --format onnx`: its folder, or one of its files; see `Speaker`.
+
+        speaker = ExportedSpeaker(Path("exported"))
+        for wave in speaker.speak("Good morning. How are you?", speed=1.1):
+            play(wave)
 
     Raises CheckpointError if it cannot be used, and ConfigError if onnxruntime is missing.
     """
@@ -147,7 +153,8 @@ class ExportedSpeaker:
                 wave = self._wave(chunk.symbols, row, speed)
                 pause = wave[:0]
                 if previous is not None:
-                    pause = pause_between(*previous, wave, speed)
+                    before, boundary = previous
+                    pause = pause_between(before, boundary, wave, speed)
                 previous = wave, chunk.boundary
                 yield np.concatenate([pause, wave])
 

@@ -206,7 +206,9 @@ class Espeak:
         identifier = self._voices.get(voice_of(language))
         if identifier is None:
             raise self._unknown(language)
-        name = f"{identifier}+{variant}" if variant else identifier
+        name = identifier
+        if variant:
+            name += f"+{variant}"
         if name == self._voice_name:
             return
         self._voice_name = ""
@@ -277,7 +279,8 @@ def shared() -> Espeak:
     """Return the copy that all callers of this process share."""
     with _shared_lock:
         if not _shared_copies:
-            _shared_copies.append(Espeak(*_installed_paths()))
+            library_path, data_path = _installed_paths()
+            _shared_copies.append(Espeak(library_path, data_path))
         return _shared_copies[0]
 
 
@@ -303,7 +306,11 @@ def warn_of_other_version(trained_with: str) -> None:
         log.warning(
             "phonemes: the run was trained with %s %s, but version %s is installed, which may read"
             " words otherwise. Run: pip install %s==%s",
-            *(_PACKAGE, trained_with, installed, _PACKAGE, trained_with),
+            _PACKAGE,
+            trained_with,
+            installed,
+            _PACKAGE,
+            trained_with,
         )
 
 
@@ -358,7 +365,9 @@ def _utf8(text: str) -> bytes:
     assert "\0" not in text, "NUL ends C strings"
 
     def without_dots(number: re.Match) -> str:
-        return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
+        if number[0].count(".") < 2:
+            return number[0]
+        return number[0].replace(".", " ")
 
     text = _WITH_NUKTA.sub(lambda letter: _COMPOSED.get(letter[0], letter[0]), text)
     # U+05C7 is a variant of the vowel U+05B8.

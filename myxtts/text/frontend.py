@@ -161,7 +161,9 @@ def _with_letters(text: str, language: str) -> str:
 
     def named(letter: re.Match) -> str:
         name = _letter_name(letter[0][0], language)
-        return f" [[{name}]] " if name else letter[0]
+        if not name:
+            return letter[0]
+        return f" [[{name}]] "
 
     return " ".join(_LETTER.sub(named, text).split())
 

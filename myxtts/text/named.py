@@ -83,7 +83,9 @@ def _fault(word: str, language: str) -> str:
         return ""
     marked = espeak.shared().marked_phonemes(word, language)
     ipa, switch = _bare(marked), _SWITCHED.fullmatch(marked)
-    by = switch[1] if switch else language
+    by = language
+    if switch:
+        by = switch[1]
     script, is_number = script_of(word[0]), _kind(word[0]) == _NUMBER
     is_own = script in scripts_of(language)
     is_foreign = not is_number and script not in (scripts_of(by) or {script})
@@ -140,11 +142,12 @@ def _words(text: str) -> list[str]:
 @cache
 def _kind(character: str) -> str:
     """Return the script of a letter; _NUMBER; _MARK, which belongs to the letter before; or ""."""
-    category = unicodedata.category(character)
-    if category[0] == "L":
-        script = script_of(character)
-        return _MARK if script in SHARED_SCRIPTS else script
-    return _MARK if character == "'" else {"M": _MARK, "N": _NUMBER}.get(category[0], "")
+    category, script = unicodedata.category(character)[0], script_of(character)
+    if category == "L" and script not in SHARED_SCRIPTS:
+        return script
+    if category in "LM" or character == "'":
+        return _MARK
+    return _NUMBER if category == "N" else ""
 
 
 @lru_cache(maxsize=100_000)
@@ -173,8 +176,9 @@ def _is_known(character: str, language: str) -> bool:
 @cache
 def _letter(language: str) -> str:
     """Return what a language says before a code point."""
-    names = [_bare(espeak.shared().marked_phonemes(one, language)) for one in _NAMELESS]
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(*names, strict=False))
+    read = espeak.shared().marked_phonemes
+    first, second = (_bare(read(one, language)) for one in _NAMELESS)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return "".join(one for one, _ in same) or "\0"
 
 

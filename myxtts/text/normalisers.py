@@ -86,7 +86,9 @@ def words_of(text: str, language: str) -> str:
 def description(language: str) -> str:
     """Return the name and version of the library of a language; espeak-ng alone without one."""
     library = LIBRARIES.get(canonical_code(language).split("-")[0])
-    return f"{library.package} {library.version}" if library else "espeak-ng alone"
+    if library is None:
+        return "espeak-ng alone"
+    return f"{library.package} {library.version}"
 
 
 def installed_versions(languages: Iterable[str]) -> dict[str, str]:
@@ -152,6 +154,8 @@ def _loaded(language: str) -> Callable[[str], str]:
         log.warning(
             "text normaliser: words-1 is defined with %s, but version %s is installed, which may"
             " read numbers otherwise. Run: pip install %s",
-            *(library.requirement, installed, library.requirement),
+            library.requirement,
+            installed,
+            library.requirement,
         )
     return normalise

@@ -150,8 +150,7 @@ def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]
 
 def clauses_of(sentence: str, max_characters: int) -> Iterator[str]:
     """Halve a sentence until each part is short enough, but for phonemes."""
-    ends = _breaks(sentence) if len(sentence) > max_characters else []
-    if not ends:
+    if len(sentence) <= max_characters or not (ends := _breaks(sentence)):
         yield sentence
         return
     middle = min(ends, key=lambda end: abs(end - len(sentence) / 2))

@@ -80,7 +80,8 @@ def words_of_text(
     starts = []
     for name in names:
         reading = frontend.symbols(name, language)
-        alone += [" "] if alone and reading else []
+        if alone and reading:
+            alone.append(" ")
         starts.append(len(alone))
         alone += reading
     phonemes = phonemes_of(symbols)

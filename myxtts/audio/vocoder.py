@@ -26,7 +26,12 @@ MOMENTUM = 0.99
 
 
 class VocoderProtocol(Protocol):
-    """Computes waves from log-mels: `GriffinLim`, or a trained run."""
+    """Computes waves from log-mels: `GriffinLim`, or a trained run.
+
+        wave = vocoder.synthesize(log_mel, tf.constant([0, 0]))
+
+    Callers choose the device, and pad no row: see `vocode`.
+    """
 
     description: str  # for the log, such as "runs/vocoder, step 4000"
     metadata: dict[str, Any]  # for JSON files, such as {"run": "runs/vocoder", "step": 4000}

@@ -56,6 +56,9 @@ DRAWS = {
 class Draws:
     """Random numbers for the rows of a batch, whose number is an int32 scalar in host memory.
 
+        draws = Draws(seed, rows)
+        snr_db = draws.uniform("snr", (0.0, 20.0))
+
     Those of `uniform` and `chosen` are parts of one array. For a row they do not depend on the rows
     after it, on padding, or on which settings are on.
     """

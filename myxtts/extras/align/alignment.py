@@ -103,7 +103,13 @@ def align_corpus(
 
 
 class Aligner:
-    """The aligner of a voice on a device, and the loudness that it was trained with."""
+    """The aligner of a voice on a device, and the loudness that it was trained with.
+
+        aligner = Aligner(network, "/CPU:0")
+        path, evidence, _ = aligner([wave], [tokens], np.array([0]))[0]
+
+    It is compiled once, for any lengths.
+    """
 
     def __init__(self, network: XTTS, device: str, loudness: float | None = None):
         def align(wave, samples, tokens, token_count, language):
@@ -130,8 +136,12 @@ class Aligner:
 
         `languages` are rows of the vocabulary's languages, integers [B].
         """
-        inputs = *pad_rows(waves, 0.0), *pad_rows(tokens, PADDING_ID), languages.astype(np.int32)
-        rows = zip(*(value.numpy() for value in self._align(*inputs)), waves, strict=True)
+        wave_rows, samples = pad_rows(waves, 0.0)
+        token_rows, counts = pad_rows(tokens, PADDING_ID)
+        paths, evidence = self._align(
+            wave_rows, samples, token_rows, counts, languages.astype(np.int32)
+        )
+        rows = zip(paths.numpy(), evidence.numpy(), waves, strict=True)
         return [Fit(path[: frame_count(len(wave))], float(gain)) for path, gain, wave in rows]
 
 

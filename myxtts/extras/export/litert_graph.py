@@ -97,7 +97,9 @@ def _cumulative(operation: tf.Operation, x, axis):
 
 
 def _absolute(operation: tf.Operation, x):
-    return tf.maximum(x, -x) if operation.inputs[0].dtype == tf.int64 else None
+    if operation.inputs[0].dtype != tf.int64:
+        return None
+    return tf.maximum(x, -x)
 
 
 _REPLACED: dict[str, Callable] = {

@@ -34,7 +34,7 @@ _SAME = {
 }
 _REPLACED: dict[str, Callable] = {
     **REPLACED,
-    "StatelessRandomNormal": lambda _, *x: normal_numbers(*x),
+    "StatelessRandomNormal": lambda _, shape, seed: normal_numbers(shape, seed),
     "Sigmoid": lambda _, x: sigmoid(x),
     "Erfc": lambda _, x: 1.0 - tf.math.erf(x),
     "Conv2D": lambda operation, x, kernel: convolution(x, kernel, operation.get_attr("padding")),
@@ -83,8 +83,9 @@ def _value_info(name: str, tensor):
 def _kind(dtype: tf.DType) -> int:
     from onnx import helper
 
-    numpy_type = np.dtype(dtype.as_numpy_dtype)
-    return helper.np_dtype_to_tensor_dtype(np.dtype(np.int64) if dtype == tf.int32 else numpy_type)
+    if dtype == tf.int32:
+        dtype = tf.int64
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype.as_numpy_dtype))
 
 
 def _angle(y, x):
@@ -113,7 +114,9 @@ class _Builder:
         return [*map(self.named, evaluated(traced, inputs, known_values(traced), translated))]
 
     def named(self, value: Any) -> str:
-        return self.constant(value) if isinstance(value, np.ndarray | np.generic) else value
+        if isinstance(value, np.ndarray | np.generic):
+            return self.constant(value)
+        return value
 
     def translate(self, operation: tf.Operation, inputs: list[str]) -> list[str]:
         kind = operation.type
@@ -219,15 +222,17 @@ class _Builder:
                     first, last = (0, MAX_INT64) if stride > 0 else (MAX_INT64, -MAX_INT64)
                     start = self.constant([first]) if has["begin"] else self.element(begin, i)
                     stop = self.constant([last]) if has["end"] else self.element(end, i)
-                    by = self.constant([axis]), self.constant([stride])
-                    x = self.add("Slice", x, start, stop, *by)
+                    along, by = self.constant([axis]), self.constant([stride])
+                    x = self.add("Slice", x, start, stop, along, by)
                 axis, place = axis + 1, place + 1
         for axis, index in reversed(removed):
             scalar = self.add("Squeeze", index, self.constant([0]))
             if self.is_constant(index):
                 scalar = self.constant(self.value(index)[0])
             x = self.add("Gather", x, scalar, axis=axis)
-        return self.add("Unsqueeze", x, self.constant(added)) if added else x
+        if not added:
+            return x
+        return self.add("Unsqueeze", x, self.constant(added))
 
     def product(self, operation: tf.Operation, a: str, b: str) -> str:
         """Multiply matrices, of which either may be transposed."""
@@ -244,7 +249,8 @@ class _Builder:
                 else:
                     factor = self.add("Transpose", factor, perm=order)
             factors.append(factor)
-        return self.add("MatMul", *factors)
+        left, right = factors
+        return self.add("MatMul", left, right)
 
     def pad(self, operation: tf.Operation, x: str, paddings: str, value: str = "") -> str:
         if self.is_constant(paddings):
@@ -258,7 +264,8 @@ class _Builder:
 
     def split(self, x: str, axis: int, sizes: Sequence[int]) -> list[str]:
         ends = [self.constant([end]) for end in np.cumsum([0, *sizes])]
-        return [self.add("Slice", x, *pair, self.constant([axis])) for pair in pairwise(ends)]
+        along = self.constant([axis])
+        return [self.add("Slice", x, start, end, along) for start, end in pairwise(ends)]
 
     def gather(self, operation: tf.Operation, x: str, index: str, axis: str) -> str:
         batch = operation.get_attr("batch_dims")
@@ -303,11 +310,11 @@ _OTHER: dict[str, Callable] = {
     "ArgMax": lambda b, _, x, axis: b.add("ArgMax", x, axis=int(b.value(axis)), keepdims=0),
     "Fill": lambda b, _, shape, value: b.add("Expand", value, shape),
     "Where": lambda b, _, x: b.add("Transpose", b.add("NonZero", x), perm=[1, 0]),
-    "NotEqual": lambda b, _, *inputs: b.add("Not", b.add("Equal", *inputs)),
-    "FloorDiv": lambda b, _, *inputs: b.add("Div", *inputs),  # of numbers from 0
+    "NotEqual": lambda b, _, x, y: b.add("Not", b.add("Equal", x, y)),
+    "FloorDiv": lambda b, _, x, y: b.add("Div", x, y),  # of numbers from 0
     "Square": lambda b, _, x: b.add("Mul", x, x),
     "Rsqrt": lambda b, _, x: b.add("Reciprocal", b.add("Sqrt", x)),
     "Log1p": lambda b, _, x: b.add("Log", b.add("Add", x, b.constant(np.float32(1)))),
-    "SquaredDifference": lambda b, _, *inputs: _OTHER["Square"](b, _, b.add("Sub", *inputs)),
-    "RightShift": lambda b, _, *inputs: b.add("BitShift", *inputs, direction="RIGHT"),
+    "SquaredDifference": lambda b, _, x, y: _OTHER["Square"](b, _, b.add("Sub", x, y)),
+    "RightShift": lambda b, _, x, places: b.add("BitShift", x, places, direction="RIGHT"),
 }

@@ -118,14 +118,14 @@ def mel_function(
 
     `speakers` has a row for each.
     """
-    speakers = SpeakerCondition(*(np.asarray(part) for part in speakers))
+    speakers = SpeakerCondition._make(np.asarray(part) for part in speakers)
 
     def mel_of(ids, lengths, scales, sid=None):
         tokens = tokens_of(ids[0, : lengths[0]], table)
         row = tf.zeros([1], tf.int64) if sid is None else sid
         texts = {"tokens": tokens, "token_count": tf.shape(tokens)[1:]}
         mel, _, _ = network.mel_of_texts(
-            SpeakerCondition(*(tf.gather(part, row) for part in speakers)),
+            SpeakerCondition._make(tf.gather(part, row) for part in speakers),
             texts,
             options.speed / tf.clip_by_value(scales[1], 1 / MAX_SPEED, 1 / MIN_SPEED),
             options.pitch_semitones,

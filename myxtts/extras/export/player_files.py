@@ -118,10 +118,13 @@ def voice_graph(
     options = synthesis_options(record.settings.model)
     row, symbols = record.vocabulary.languages.index(language), record.vocabulary.symbols.symbols
     conditions = [speaker_condition(network, mel, row) for mel in speakers.values()]
-    condition = SpeakerCondition(*(np.concatenate(part) for part in zip(*conditions, strict=True)))
+    parts = zip(*conditions, strict=True)
+    condition = SpeakerCondition._make(np.concatenate(part) for part in parts)
     table = piper.player_ids(symbols)
     mel_of = piper.mel_function(network, condition, table, options)
-    file = vocoder if isinstance(vocoder, OnnxVocoder) else None
+    file, output = None, "output"
+    if isinstance(vocoder, OnnxVocoder):
+        file, output = vocoder, "mel"
 
     def speak(*inputs):
         mel, seed = mel_of(*inputs), tf.constant([options.seed, 0])
@@ -132,12 +135,12 @@ def voice_graph(
     signature = piper.voice_signature(len(speakers))
     traced = tf.function(speak, input_signature=signature, autograph=False)
     espeak_voice = voice_of(language)
-    texts = language, espeak_voice, list(speakers), record.frontend, symbols
-    document = piper.voice_document(table, *texts)
+    document = piper.voice_document(
+        table, language, espeak_voice, list(speakers), record.frontend, symbols
+    )
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
     inputs = voice_inputs(player_ids_of(example, document["phoneme_id_map"]), len(speakers))
     variables = [*network.variables, *vocoder.variables]
-    output = "mel" if file else "output"
     graph = Graph(traced.get_concrete_function(), output, metadata, variables, inputs, file)
     return graph, document
 
@@ -146,8 +149,10 @@ def held_out_texts(run: TrainedRun) -> list[list[str]]:
     """Return the symbols of the utterances that a run held out; all of its table without a list."""
     symbols = run.record.vocabulary.symbols
     found = read_manifest(run.path / "manifest-validation.npz")
-    rows = [found[0].tokens_of(row) for row in range(len(found[0]))] if found else []
-    return [*map(symbols.decode, rows)] or [[*symbols.symbols]]
+    if not found or not len(found[0]):
+        return [[*symbols.symbols]]
+    manifest, _ = found
+    return [symbols.decode(manifest.tokens_of(row)) for row in range(len(manifest))]
 
 
 def vocoder_graph(run: TrainedRun, device: str) -> Graph:
@@ -176,7 +181,8 @@ def speaker_condition(network: XTTS, mel: np.ndarray, language: int) -> SpeakerC
         "reference_frames": tf.constant([len(mel)]),
         "language": tf.constant([language]),
     }
-    return SpeakerCondition(*(x.numpy() for x in network.speaker_condition(batch, tf.ones([1]))))
+    condition = network.speaker_condition(batch, tf.ones([1]))
+    return SpeakerCondition._make(part.numpy() for part in condition)
 
 
 def speaker_mels(

@@ -18,7 +18,7 @@ REPLACED: dict[str, Callable] = {
     "Complex": lambda _, real, imaginary: Complex(real, imaginary),
     "RFFT": lambda _, frames, length: portable_functions.real_transform(frames),
     "IRFFT": lambda _, spectrum, length: portable_functions.inverse_real_transform(spectrum),
-    "UpperBound": lambda _, *x: portable_functions.upper_bound(*x),
+    "UpperBound": lambda _, rows, values: portable_functions.upper_bound(rows, values),
 }
 _OF_COMPLEX: dict[str, Callable] = {
     "Shape": lambda x: tf.shape(x.real),

@@ -163,11 +163,13 @@ class Inspection:
         lines += ["", f"{'measure':<28} {'5 %':>9} {'median':>9} {'95 %':>9}"]
         for name, *values in self.measures():
             lines.append(" ".join([f"{name:<28}", *(f"{value:>9.2f}" for value in values)]))
+        if not self.findings:
+            return "\n".join([*lines, "", "no faults found"])
         lines += ["", f"{'fault':<12} {'clips':>5}  the worst"]
         for fault, findings in self.of_fault().items():
             worst = f"{findings[0].id}: {findings[0].detail}"
             lines.append(f"{fault:<12} {len(findings):>5}  {worst}")
-        return "\n".join(lines if self.findings else [*lines[:-2], "", "no faults found"])
+        return "\n".join(lines)
 
     def of_fault(self) -> dict[str, list[Finding]]:
         """Return the findings of each fault, the most frequent fault and the worst clip first."""
@@ -242,14 +244,23 @@ def _measured(
         start, samples = int(manifest.starts[row]), int(manifest.samples[row])
         path = manifest.paths[row]
         try:
-            sound = read_clip(path, start, samples)
+            wave, rate_hz = read_clip(path, start, samples)
         except DataError as error:
             # Its header is intact, or it has changed.
             rejected.append(RejectedRow(str(rows.metadata), 0, path, "unreadable", str(error)))
             return None
-        names = manifest.names_of(row, vocabulary)
-        place = start, samples, int(symbols[row])
-        return Clip(manifest.ids[row], path, manifest.texts[row], *names, *place, measure(*sound))
+        speaker, language = manifest.names_of(row, vocabulary)
+        return Clip(
+            manifest.ids[row],
+            path,
+            manifest.texts[row],
+            speaker,
+            language,
+            start,
+            samples,
+            int(symbols[row]),
+            measure(wave, rate_hz),
+        )
 
     # NumPy computes most of it without Python's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -285,7 +296,7 @@ def _sounds(manifest: Manifest, vocabulary: Vocabulary) -> np.ndarray:
 def _findings(clips: Sequence[Clip]) -> list[Finding]:
     median_hz = float(np.median([clip.quality.bandwidth_hz for clip in clips]))
     loud = [clip.quality.loudness for clip in clips if np.isfinite(clip.quality.loudness)]
-    median_lufs = float(np.median(loud)) if loud else 0.0
+    median_lufs = float(np.median(loud or [0.0]))
     findings: list[Finding] = []
     for clip in clips:
         findings += _sound_faults(clip, median_hz, median_lufs)

@@ -162,7 +162,8 @@ def notes(level: np.ndarray) -> float:
     As Seyerlehner et al. 2007 ("Automatic Music Detection in Television Productions") find music
     under speech by frequencies that stay active. A held sound of speech has one, at most times.
     """
-    level = level[:, slice(*(round(hz * LONG_S) for hz in NOTE_HZ))]
+    low, high = (round(hz * LONG_S) for hz in NOTE_HZ)
+    level = level[:, low:high]
     level = np.maximum(level, level.max() - NOTE_RANGE_DB)
     middle = level[:, 4:-4]
     is_peak = (middle > level[:, 3:-5]) & (middle > level[:, 5:-3])
@@ -218,7 +219,9 @@ def f0(wave: np.ndarray, rate_hz: int) -> np.ndarray:
 
 def median_f0(pitch: np.ndarray, unvoiced: float = np.nan) -> float:
     voiced = pitch[~np.isnan(pitch)]
-    return float(np.median(voiced)) if len(voiced) >= MIN_VOICED else unvoiced
+    if len(voiced) < MIN_VOICED:
+        return unvoiced
+    return float(np.median(voiced))
 
 
 def bands(power: np.ndarray, rate_hz: int, count: int) -> np.ndarray:

@@ -289,7 +289,7 @@ def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:
     log.info("corpus form    %s", rows.form)
     (rows,), excluded = leave_out(config.data.exclude, rows)
     manifest, _, rejected = build_manifest(
-        *(rows, config.data, rule, first.record.vocabulary), frontend=first.record.frontend
+        rows, config.data, rule, first.record.vocabulary, frontend=first.record.frontend
     )
     unusable = [*rows.rejected, *rejected]
     if unusable or excluded:

@@ -123,7 +123,9 @@ def _write_rows(
     STRETCH, in seconds, follows if some are not whole files.
     """
     has_stretches = np.any(manifest.starts != WHOLE)
-    header = COLUMNS + STRETCH if has_stretches else COLUMNS
+    header: tuple[str, ...] = COLUMNS
+    if has_stretches:
+        header += STRETCH
     lines: list[Sequence[str]] = [header]
     for row in rows:
         audio = os.path.relpath(manifest.paths[row], audio_root)

@@ -137,7 +137,10 @@ class WeightSync:
         line = "sync           average of jobs %s at step %d, after %.1f s"
         log.info(line, jobs, newest, waited_s)
         if self._settings.job not in participants:
-            line = "this job was late: it goes on at step %d without its updates since the sync"
+            line = (
+                "this job was late: it goes on at step %d without its updates since the sync; if it"
+                " often is, raise --sync-timeout"
+            )
             log.warning(line, newest)
         if newest > step:
             state.step = newest
@@ -175,7 +178,7 @@ class WeightSync:
                         " that all jobs run and see the same folder, and resume with --resume."
                     )
                 if now_s >= warn_s:
-                    log.warning("%s; the others may be late, or see another folder", found)
+                    log.warning("%s; the others may be late, or have another --sync-dir", found)
                     warn_s = math.inf
             elif is_late or self._expected_jobs().issubset(present):
                 ready_s = min(ready_s, now_s)
@@ -331,4 +334,6 @@ def common_settings(record: Record) -> dict[str, Any]:
 
 
 def _moved(array: np.ndarray, change: np.ndarray | None) -> np.ndarray:
-    return array if change is None else array + change
+    if change is None:
+        return array
+    return array + change

@@ -66,9 +66,9 @@ def read_tree(options: CorpusOptions) -> Layout | None:
 
     Of a corpus with splits, those whose folders are called train… are read.
     """
-    is_folder = os.path.isdir(options.path)
-    folder = options.path if is_folder else options.path.parent
-    files = list(files_below(folder)) if is_folder else [options.path.name]
+    folder, files = options.path.parent, [options.path.name]
+    if os.path.isdir(options.path):
+        folder, files = options.path, list(files_below(options.path))
     tree = _Tree(folder, AudioFolder(options.root or folder), options, Counter())
     for form, (pattern, read) in TREES.items():
         texts = [file for file in files if re.search(pattern, file)]
@@ -173,9 +173,11 @@ def _subtitles(tree: _Tree, file: str) -> Iterator[AnyRow]:
             row = _row(tree, file, line, found or f"{stem}.wav", said, name[1] if name else "")
             rows.append(row._replace(start_s=_seconds(times[1]), end_s=_seconds(times[2])))
     for row in _unrolled(rows, tree.left_out):
-        fault = f"a word is spoken, but not written: {row.text}"
-        is_hidden = HIDDEN.search(row.text)
-        yield malformed(tree.folder / file, row.line, row.audio, fault) if is_hidden else row
+        if HIDDEN.search(row.text):
+            fault = f"a word is spoken, but not written: {row.text}"
+            yield malformed(tree.folder / file, row.line, row.audio, fault)
+        else:
+            yield row
 
 
 def _spoken(text: str, has_names: bool, left_out: Counter[str]) -> str:
@@ -204,7 +206,8 @@ def _unrolled(rows: list[Row], left_out: Counter[str]) -> list[Row]:
         same = next((size for size in sizes if before[-size:] == words[:size]), 0)
         # Words of two stretches that overlap are heard twice, so both keep them.
         length_s = (row.end_s or 0.0) - row.start_s
-        same = 0 if 2 * (end_s - row.start_s) * len(words) > same * length_s else same
+        if 2 * (end_s - row.start_s) * len(words) > same * length_s:
+            same = 0
         if same < len(words):
             new.append(row._replace(text=" ".join(words[same:])))
             # An answer may begin with a short word.
@@ -255,21 +258,22 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
     files = {"wav.scp": _table(folder / "wav.scp")}
     for name in ("segments", "utt2spk", "utt2lang"):
         files[name] = _table(folder / name) if (folder / name).is_file() else {}
-    names = ["text"] if options.needs_text else ["text", "segments", "wav.scp"]
+    names = ["text"]
+    if not options.needs_text:
+        names += ["segments", "wav.scp"]
     listing = next((folder / name for name in names if (folder / name).is_file()), folder / "text")
     texts = _table(listing)
     rows: list[Row | RejectedRow] = []
     for utterance, (line, text) in texts.items():
         recording = utterance
-        times: tuple[float, float | None] = 0.0, None
+        start_s, end_s = 0.0, None
         try:
             if has_segments:
                 recording, *numbers = files["segments"][utterance][1].split()
                 start_s, end_s = map(float, numbers[:2])
-                times = start_s, end_s
                 # Kaldi has -1 for the end of the recording.
                 if end_s < 0:
-                    times = start_s, None
+                    end_s = None
             audio = files["wav.scp"][recording][1]
         except (KeyError, ValueError):
             fault = "no file in wav.scp, or no recording, start and end in segments"
@@ -283,10 +287,13 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
             continue
         speaker = files["utt2spk"].get(utterance, (0, ""))[1]
         language = files["utt2lang"].get(utterance, (0, ""))[1]
-        text = text if listing.name == "text" else ""
-        rows.append(Row(line, "", audio, text, speaker, language, *times))
+        if listing.name != "text":
+            text = ""
+        rows.append(Row(line, "", audio, text, speaker, language, start_s, end_s))
     audios = [row.audio for row in rows if isinstance(row, Row)]
-    form = "Kaldi folder with segments" if has_segments else "Kaldi folder"
+    form = "Kaldi folder"
+    if has_segments:
+        form += " with segments"
     folders = folders_of(audios, folder, options.root)
     return Layout(without_capitals(form, rows), listing, rows, folders)
 

@@ -48,8 +48,15 @@ def publish_run(
     choice = trained.select_vocoder(vocoder)
     with complete_folder(out) as folder:
         folder.mkdir()
-        voice = run, folder / "onnx", checkpoint, vocoder
-        export_run(*voice, form="onnx", references=references, language=language)
+        export_run(
+            run,
+            folder / "onnx",
+            checkpoint,
+            vocoder,
+            form="onnx",
+            references=references,
+            language=language,
+        )
         write_weights(trained, folder)
         if choice.trained:
             write_weights(choice.trained, folder / "vocoder")

@@ -111,7 +111,9 @@ class Gate:
         leaving = asyncio.ensure_future(receive())
 
         async def replay() -> Message:
-            return messages.pop() if messages else await asyncio.shield(leaving)
+            if messages:
+                return messages.pop()
+            return await asyncio.shield(leaving)
 
         answering = asyncio.ensure_future(self._app(scope, replay, send))
         try:
@@ -180,8 +182,9 @@ class Web:
             if upload is None or isinstance(upload, str):
                 raise DataError("there is no recording. Give it as the form's field `file`.")
             text = await self._desk.transcribe(await upload.read())
-        is_plain = asked.response_format == "text"
-        return PlainTextResponse(text) if is_plain else JSONResponse({"text": text})
+        if asked.response_format == "text":
+            return PlainTextResponse(text)
+        return JSONResponse({"text": text})
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -222,7 +225,9 @@ async def _serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
 
 def _address(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{host}:{port}"
 
 
 async def _refresh(speaker: Speaker) -> None:

@@ -42,7 +42,11 @@ FORMAT = {"rate": SAMPLE_RATE_HZ, "width": 2, "channels": 1}
 async def start_wyoming(desk: Desk, host: str, port: int) -> asyncio.Server:
     """Serve connections from now on, in the running event loop; raises ConfigError as `listen`."""
     listening = listen(host, port, "--wyoming-port")
-    return await asyncio.start_server(lambda *s: _Connection(desk, *s).run(), sock=listening)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _Connection(desk, reader, writer).run()
+
+    return await asyncio.start_server(connected, sock=listening)
 
 
 class AudioFormat(BaseModel):

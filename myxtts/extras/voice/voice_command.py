@@ -201,8 +201,16 @@ class Work:
                 continue
             trial = f"{stage}_speed"
             code = self._run(
-                *("train", "--config", str(self._folder / f"{stage}.yaml"), *self._devices()),
-                *("--runs-dir", str(self._folder), "--run", trial, *TRIAL, "--resume"),
+                "train",
+                "--config",
+                str(self._folder / f"{stage}.yaml"),
+                *self._devices(),
+                "--runs-dir",
+                str(self._folder),
+                "--run",
+                trial,
+                *TRIAL,
+                "--resume",
                 stop=stop,
             )
             if code:
@@ -273,7 +281,9 @@ class Work:
         command = (sys.executable, "-m", "myxtts", *words)
         program = ProgramSpec(words[0], command, self._folder / "log.txt")
         code = _Shown(stop, end_together=True).run([program])[0].code
-        return 128 - code if code < 0 else code
+        if code < 0:
+            return 128 - code
+        return code
 
 
 class _Shown(Supervisor):

@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 class NetworkTranscriber:
     """Speech recognition with the weights that a network has, an `ASR` on the device.
 
+        transcriber = NetworkTranscriber(run, record, network)
+        (text,) = transcriber.transcribe([wave])
+
     The record of a checkpoint of its run has the front end and the vocabulary.
     """
 

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 class TeacherModel:
     """The network of a frozen voice on one device; `SynthesisOptions` has the other arguments.
 
+        mel, f0_hz, path = teacher.speak(texts_and_references, padded_frames)
+        mel = teacher.teacher_forced_mel(recordings)
+
     Each row of a batch has its own noise.
     """
 

@@ -450,10 +450,10 @@ def read_sound(
     return mono, rate_hz, max(start, 0) - first
 
 
-@np.errstate(invalid="ignore")
 # All channels are read once, for their mean and their covariance. Silent channels would halve the
 # level, and a channel that is another one inverted would cancel it. If either is found, the stretch
 # is read again with the channels that are left.
+@np.errstate(invalid="ignore")
 def _mean_of_channels(
     sound: soundfile.SoundFile, begin: int, end: int, path: str | Path
 ) -> np.ndarray:

@@ -56,8 +56,7 @@ def plan_routes(
     intra, inter = settings.intra_op_threads, settings.inter_op_threads
     if count == 0:
         cpu = LogicalDevice("/CPU:0", None)
-        routes: tuple[Route, ...] = (Route(cpu.name, cpu.name),)
-        return Placement("single", routes, (cpu,), False, "", intra, inter)
+        return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", intra, inter)
     first_gpu = 0
     if not settings.simulate_gpus:
         highest = max(map(max, filter(None, named.values())), default=0)

@@ -72,11 +72,11 @@ def check_vowels(ipa: str, language: str) -> None:
         )
 
 
-@lru_cache(maxsize=100_000)
 # espeak-ng reads the word, and marks of its answer tell how. It may switch to another language, say
 # its word for "letter", or name the marks. A word is also named if its script belongs to none of
 # the languages involved, or if only another language reads it as a word. It is lost if nothing of
 # it is heard, or if its own language knows none of its letters.
+@lru_cache(maxsize=100_000)
 def _fault(word: str, language: str) -> str:
     """Return how a word is not read: "named", "lost", or "" if it is."""
     if all(_is_known(character, language) for character in word):

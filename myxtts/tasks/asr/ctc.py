@@ -117,11 +117,11 @@ def ctc_losses_by_recursion(logits, frames, labels, count):
     return _losses_of_paths(emissions, skips, is_end, tf.transpose(real)[:, :, None])
 
 
-@tf.custom_gradient
 # `until` has the sum over all paths from the start to each state, its frame included, and `after`
 # the sum from each state to an end, its frame excluded. Their product at any frame is the sum over
 # all paths, so the loss is read at frame 0. The share of the paths that are in a state at a frame,
 # its occupancy, is minus the gradient of the loss with respect to that emission.
+@tf.custom_gradient
 def _losses_of_paths(emissions, skips, is_end, real):
     """Sum the probabilities of all paths from the first two states to the ends; in logarithms.
 

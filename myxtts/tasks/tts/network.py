@@ -249,8 +249,7 @@ class XTTS(keras.Model):
         by_token["one_frame_tokens"] = tf.cast(durations <= 1.0, tf.float32)
         frame = alignment.frame_indices(path)
         if training:
-            padded = tf.shape(path)[1]
-            segment_seed = fold_in(seed, "segment")
+            padded, segment_seed = tf.shape(path)[1], fold_in(seed, "segment")
             frame = alignment.random_segment(frames, padded, self.segment_frames, segment_seed)
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
         condition = self.decode(
@@ -259,7 +258,6 @@ class XTTS(keras.Model):
         target_segment = gather_rows(target, frame)
         mel_error = layers.sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
-
         # The frames of a segment stand for all frames of their utterance.
         real_segment = tf.cast(condition.mask, tf.float32)
         frames_in_segment = tf.maximum(tf.reduce_sum(real_segment, axis=1), 1.0)

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import unittest
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -95,7 +96,8 @@ class Choice(unittest.TestCase):
                 path = alignment_choice.search_of(name, MODEL)(*rows)
             np.testing.assert_array_equal(path, search_by_frames(*rows))
             self.assertTrue(path.device.endswith(MODEL[1:]), name)
-        actual = alignment_choice._milliseconds(alignment_choice.search_of("loop", MODEL), rows)
+        search = partial(alignment_choice.search_of("loop", MODEL), *rows)
+        actual = alignment_choice._milliseconds(search)
         self.assertGreater(actual, 0.0)
 
     def test_each_search_has_gpu_kernels(self):

@@ -13,6 +13,7 @@ from myxtts.audio import audio_file
 from myxtts.audio.audio_file import (
     BLOCK_SAMPLES,
     REFERENCE,
+    RecordingKind,
     UnusableAudio,
     check_recording,
     read_header,
@@ -210,11 +211,11 @@ class OddFiles(FolderCase):
         for name in READABLE:
             with self.subTest(name):
                 path = self.folder / "wavs" / f"{name}.wav"
-                check_recording(path, *REFERENCE)
-                self.assertAlmostEqual(read_recording(path, *REFERENCE).std(), 0.1, delta=0.015)
+                check_recording(path, REFERENCE)
+                self.assertAlmostEqual(read_recording(path, REFERENCE).std(), 0.1, delta=0.015)
         for name, (_, reason) in REJECTED.items():
             with self.subTest(name), self.assertRaisesRegex(DataError, f"{reason}.* --reference"):
-                check_recording(self.folder / "wavs" / f"{name}.wav", *REFERENCE)
+                check_recording(self.folder / "wavs" / f"{name}.wav", REFERENCE)
 
     def test_a_reference_is_what_is_heard_of_a_recording(self):
         pause = [NOTHING] * 6
@@ -232,18 +233,18 @@ class OddFiles(FolderCase):
                 with self.subTest(name, trim=trim):
                     if isinstance(expected, str):
                         with self.assertRaisesRegex(DataError, f"{name} has {expected}. Give"):
-                            read_recording(path, *REFERENCE, RATE_HZ // 2, trim)
+                            read_recording(path, REFERENCE, RATE_HZ // 2, trim)
                         with self.assertRaisesRegex(DataError, f"{name} has {expected}. Give"):
-                            check_recording(path, *REFERENCE)
+                            check_recording(path, REFERENCE)
                     else:
-                        found = read_recording(path, *REFERENCE, RATE_HZ // 2, trim)
+                        found = read_recording(path, REFERENCE, RATE_HZ // 2, trim)
                         level = np.clip(expected, -1, 1).std()
                         self.assertAlmostEqual(found.std() / level, 1.0, delta=0.1)
 
     def test_a_clipped_reference_is_named(self):
         path = self.write("a.wav", sound(np.clip(50 * VOICE, -1, 1)))
         with self.assertLogs("myxtts.audio.audio_file") as said:
-            read_recording(path, *REFERENCE)
+            read_recording(path, REFERENCE)
         self.assertIn("a.wav is clipped: ", said.output[0])
 
 
@@ -288,13 +289,13 @@ class BrokenFiles(FolderCase):
         path = self.folder / "a.wav"
         soundfile.write(path, np.full(100, 1e300), 16_000, subtype="DOUBLE")
         with self.assertRaisesRegex(DataError, "not finite"):
-            check_recording(path, "recording", 0.001, "")
+            check_recording(path, RecordingKind("recording", 0.001, ""))
 
     def test_of_a_reference_only_the_beginning_is_decoded(self):
         path = self.sound("a.flac", 4.0, 16_000)
-        whole = read_recording(path, *REFERENCE)
+        whole = read_recording(path, REFERENCE)
         with READ as read:
-            beginning = read_recording(path, *REFERENCE, 22_050)
+            beginning = read_recording(path, REFERENCE, 22_050)
         np.testing.assert_array_equal(beginning, whole[:22_050])
         actual = sum(call.args[1] for call in read.call_args_list if call.args[1] > 1)
         self.assertEqual(actual, 2 * 16_000)
@@ -308,7 +309,7 @@ class BrokenFiles(FolderCase):
         ):
             for read in (check_recording, read_recording):
                 with self.assertRaisesRegex(DataError, "Split it"):
-                    read(path, "recording", 0.1, "")
+                    read(path, RecordingKind("recording", 0.1, ""))
         check_finite.assert_not_called()
 
     def test_only_a_block_of_all_channels_is_in_memory(self):

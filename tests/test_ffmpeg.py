@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from myxtts.audio.audio_file import UnusableAudio, check_recording, read_header, read_pcm
+from myxtts.audio.audio_file import RECORDING, UnusableAudio, check_recording, read_header, read_pcm
 from myxtts.audio.ffmpeg import FFMPEG_SUFFIXES
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
@@ -94,4 +94,4 @@ class Missing(FolderCase):
                 with self.assertRaisesRegex(UnusableAudio, f"unreadable: {suffix} {advice}"):
                     read_header(str(path))
                 with self.assertRaisesRegex(DataError, f"a{suffix} cannot be used: .*{advice}"):
-                    check_recording(path, "recording", 0.1, "Give audio files.")
+                    check_recording(path, RECORDING)

@@ -53,7 +53,7 @@ class Humming:
         hz = (110.0, 220.0)[choose_speaker(speaker, self.speakers)]
         if "①" in text:
             raise DataError("nothing in it is spoken")
-        self.reference = reference and len(read_recording(reference, *REFERENCE))
+        self.reference = reference and len(read_recording(reference, REFERENCE))
         SynthesisOptions(speed=speed)
         seconds = np.arange(int(SENTENCE_S / speed * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
         wave = 0.3 * np.sin(2 * np.pi * hz * seconds).astype(np.float32)

@@ -15,7 +15,7 @@ import struct
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import soundfile
@@ -41,7 +41,7 @@ EXCESS_BYTES = 128
 MAX_CHUNKS = 64
 # TensorFlow and libsndfile skip these alike.
 PLAIN_CHUNKS = (b"fmt ", b"data", b"LIST", b"fact", b"JUNK", b"PAD ", b"id3 ", b"cue ", b"smpl")
-# Lengths that are not those of the file, in the log of libsndfile.
+# Lengths in the log of libsndfile that contradict the file.
 LENGTHS = re.compile(r"(?:data|Data Size|SSND|riff|Riff size) *: (\d+) \(should be (\d+)\)")
 # The first frame of an MP3 file, as Xing and LAME write it: flags, number of frames, bytes.
 XING = re.compile(rb"\xff[\xe0-\xff].{2,4}?\0+(?:Xing|Info)\0\0\0(.)(.{4})(.{4})", re.DOTALL)
@@ -61,40 +61,50 @@ RATE_LIMITS_HZ = (1_000, 768_000)
 BLOCK_SAMPLES = 65_536
 # A megabyte of FLAC may hold days of silence.
 MAX_RECORDING_S = 4 * 3600.0
-# More than the resampling filter sees, so that a cut does not change the samples near it.
+# Margin of a stretch, more than the resampling filter sees: a cut changes no sample near it.
 FILTER_S = 1.0
-# More silence than before the speech of any reference.
+# Longest silence that is skipped at the start of a reference; people leave less.
 TRIMMED_S = 30.0
-# Instead of the first sample of a stretch.
+# Stands for the whole file, where a stretch has its first sample.
 WHOLE = -1
 # Silence at the ends is cut off in pieces of this length, of which the inner ones are kept.
 END_SAMPLES = 512
 KEPT_ENDS = 2
-# Samples of these may have another scale: were divided twice, below such a peak, or not at all, if
-# there is more above than a click.
+# Samples of these types may be on another scale. A peak below MIN_PEAK was divided twice. A peak
+# above MAX_PEAK was not divided, if more than the fraction CLICK of the samples is beyond 1.0.
 WIDE = ("FLOAT", "DOUBLE", "PCM_32")
 MIN_PEAK, MAX_PEAK, CLICK = 1e-3, 4.0, 1e-3
-# The least power of a channel that is heard, over that of the loudest; which samples tell it.
+# A channel is heard above this fraction of the loudest one's power; every 7th sample tells it.
 SILENT_CHANNEL, EVERY = 1e-3, 7
 # Levels at which nothing is heard, and below which speech may come later, which is LATE_DB above.
 SILENT, QUIET, LATE_DB = 1e-3, 2e-2, 30.0
-RECORDING = "recording", 0.1, "Give audio files, each with at least 0.1 s of speech.", False
-"""Role, shortest length in seconds, advice, and whether it must be heard: `check_recording`."""
-REFERENCE = (
-    *("reference", 0.5),
-    "Give audio files of the speaker with --reference, each with at least 0.5 s of speech.",
-    True,
-)
-
 log = logging.getLogger(__name__)
 _said: set[str] = set()
 
 
+class RecordingKind(NamedTuple):
+    """What a recording is for: its role in messages, and what it must have; `check_recording`."""
+
+    role: str
+    min_s: float  # shortest length
+    advice: str  # at the end of messages
+    heard: bool = False  # whether it must have sound
+
+
+RECORDING = RecordingKind("recording", 0.1, "Give audio files, each with at least 0.1 s of speech.")
+REFERENCE = RecordingKind(
+    "reference",
+    0.5,
+    "Give audio files of the speaker with --reference, each with at least 0.5 s of speech.",
+    heard=True,
+)
+
+
 class UnusableAudio(DataError):
-    """An audio file that cannot be used: the kind of fault, and what is specific to the file."""
+    """An audio file that cannot be used: the kind of fault, and the details of this file."""
 
     def __init__(self, reason: str, detail: str = ""):
-        super().__init__(f"{reason}: {detail}" if detail else reason)
+        super().__init__(": ".join(filter(None, (reason, detail))))
         self.reason = reason
         self.detail = detail
 
@@ -113,6 +123,9 @@ class AudioHeader:
     wide: bool
 
 
+# A plain WAV is read here, in one or two small reads. All else goes to libsndfile, after ffmpeg
+# where the name or a missing length asks for it. Whatever fails becomes UnusableAudio with a reason
+# that `rejected.csv` can show.
 def read_header(path: str) -> AudioHeader:
     """Read a header; raise UnusableAudio if a file is missing, unreadable, truncated or joined."""
     member = member_of(path)
@@ -145,7 +158,9 @@ def read_header(path: str) -> AudioHeader:
     if not low_hz <= header.rate_hz <= high_hz:
         raise UnusableAudio("unreadable", f"a sample rate of {header.rate_hz} Hz")
     # TensorFlow's operations read whole files only.
-    return replace(header, native=False) if member else header
+    if member:
+        return replace(header, native=False)
+    return header
 
 
 def check_finite(path: str) -> None:
@@ -171,7 +186,7 @@ def check_finite(path: str) -> None:
 
 
 def _scale_fault(peak: float, beyond: float) -> str | None:
-    """Return what is wrong with a peak, and a fraction of samples, beyond 1.0."""
+    """Return the fault of a wave with this peak and this fraction of samples beyond 1.0."""
     if 0.0 < peak < MIN_PEAK:
         return f"nearly silent, with a peak of {peak:.1e} of 1.0; was it divided twice?"
     if peak <= MAX_PEAK or beyond <= CLICK:
@@ -200,7 +215,9 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
         and all(name in PLAIN_CHUNKS and promised % 2 == 0 for name, _, promised, _ in chunks)
         and sum(chunks[-1][1:3]) == size
     )
-    return AudioHeader(lengths[0] // 2, SAMPLE_RATE_HZ, True, False) if is_native else None
+    if not is_native:
+        return None
+    return AudioHeader(lengths[0] // 2, SAMPLE_RATE_HZ, True, False)
 
 
 def _chunks(file: BinaryIO) -> list[tuple[bytes, int, int, bytes]]:
@@ -218,6 +235,9 @@ def _chunks(file: BinaryIO) -> list[tuple[bytes, int, int, bytes]]:
     return chunks
 
 
+# libsndfile takes headers at their word, so what it says is checked: is the file two files, does
+# its log contradict a length, can the last sample be read? An MP3 without a length is guessed, and
+# an OGG ends with a page that says it. Only what passes all of this is a header.
 def _libsndfile_header(file: BinaryIO) -> AudioHeader:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -239,7 +259,7 @@ def _libsndfile_header(file: BinaryIO) -> AudioHeader:
             # The last page of an OGG file says its length. libvorbis crashes if it seeks with
             # damaged codebooks, and some formats cannot seek.
             last = samples - 1 if sound.format != "OGG" and sound.seekable() else 0
-            reaches = not samples or _reaches(sound, last, 0 if is_whole else 1)
+            reaches = not samples or _reaches(sound, last, int(not is_whole))
             # libmpg123 guesses a length, others take 0.
             is_guess = sound.format == "MP3" and not is_whole
             is_wrong = is_guess and (not reaches or size - file.tell() > MAX_REST_BYTES)
@@ -271,7 +291,9 @@ def _check_joined(file: BinaryIO, start: bytes) -> None:
         if len(sounds) > 1:
             raise UnusableAudio("joined", JOINED)
         for first, promised in sounds:
-            begin = first if promised >= UNKNOWN_BYTES else first + promised
+            begin = first
+            if promised < UNKNOWN_BYTES:
+                begin += promised
     file.seek(begin)
     before = b""
     while block := file.read(SCANNED_BYTES):
@@ -343,7 +365,9 @@ def open_sound(file: BinaryIO) -> soundfile.SoundFile:
     file.seek(0)
     source = file if isinstance(file, io.BytesIO) else file.fileno()
     sound = soundfile.SoundFile(source, closefd=False)
-    chunks = [] if sound.frames or not sound.format.startswith("WAV") else _chunks(file)
+    if sound.frames or not sound.format.startswith("WAV"):
+        return sound
+    chunks = _chunks(file)
     for name, begin, promised, _ in chunks:
         # A LIST after no sound leads to the end, but sound does not.
         if name == b"data" and not promised and sum(chunks[-1][1:3]) != file.seek(0, os.SEEK_END):
@@ -367,7 +391,7 @@ def read_pcm(
     file is decoded but what the resampling filter sees. Raises DataError if the file cannot be
     read, contains a NaN or an infinity there, or does not have the expected length `samples`, from
     which it may differ by one sample after resampling. Nothing after `max_s` is decoded. `content`
-    is that of the file, if it was read already.
+    has the bytes of the file, if it was read already.
     """
     mono, rate_hz, skipped = read_sound(path, samples, max_s, start, content)
     if not np.isfinite(mono).all():
@@ -418,14 +442,17 @@ def read_sound(
         raise DataError(f"{path} cannot be read: {error.error_string.rstrip('.')}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    # Not of a stretch, which a click may fill.
-    may_differ = start == WHOLE and sound.subtype in WIDE
-    peak = float(np.abs(mono).max(initial=0.0)) if may_differ else 0.0
-    if peak > MAX_PEAK and (fault := _scale_fault(peak, (np.abs(mono) > 1.0).mean())):
-        raise DataError(f"{path} has another scale: {fault}")
+    # A stretch is not checked, since a click may fill it.
+    if start == WHOLE and sound.subtype in WIDE:
+        peak = float(np.abs(mono).max(initial=0.0))
+        if peak > MAX_PEAK and (fault := _scale_fault(peak, (np.abs(mono) > 1.0).mean())):
+            raise DataError(f"{path} has another scale: {fault}")
     return mono, rate_hz, max(start, 0) - first
 
 
+# All channels are read once, for their mean and their covariance. Silent channels would halve the
+# level, and a channel that is another one inverted would cancel it. If either is found, the stretch
+# is read again with the channels that are left.
 @np.errstate(invalid="ignore")
 def _mean_of_channels(
     sound: soundfile.SoundFile, begin: int, end: int, path: str | Path
@@ -449,9 +476,11 @@ def _mean_and_covariance(
     sound: soundfile.SoundFile, begin: int, end: int, channels: np.ndarray | slice
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the mean of some channels, float32 [samples], and the covariance of all of several."""
-    if sound.seekable() and sound.tell() != begin:
+    skipped = 0
+    if not sound.seekable():
+        skipped = begin
+    elif sound.tell() != begin:
         sound.seek(begin)
-    skipped = 0 if sound.seekable() else begin
     frames = end - begin + skipped
     mono, offset = np.empty(frames, np.float32), np.zeros(0)
     read = count = 0
@@ -461,7 +490,8 @@ def _mean_and_covariance(
         read += len(block)
         if sound.channels > 1:
             # As many tell. BLAS is fast, but its float32 sums are exact only without an offset.
-            offset = offset if len(offset) else block[0]
+            if not len(offset):
+                offset = block[0]
             some = block[::EVERY] - offset
             count += len(some)
             sums += np.ones(len(some), np.float32) @ some
@@ -485,8 +515,8 @@ def to_pcm(wave: np.ndarray) -> np.ndarray:
 def speech_span(wave: np.ndarray, below_db: float) -> tuple[int, int]:
     """Return first sample and end of a wave without the silence at its ends.
 
-    Silent are pieces of END_SAMPLES whose power is `below_db` below that of the loudest, but for
-    KEPT_ENDS next to what is heard. So what was cut once stays as it is, and so does a silent wave.
+    Pieces of END_SAMPLES are silent if they are `below_db` below the loudest one. KEPT_ENDS of them
+    stay next to the speech, so a wave that was cut once stays as it is, and so does a silent one.
     """
     pieces = np.pad(wave.astype(np.float64), (0, -len(wave) % END_SAMPLES))
     power = np.square(pieces).reshape(-1, END_SAMPLES).mean(axis=1)
@@ -504,13 +534,13 @@ def read_wave(
     return read_pcm(path, samples, max_s, start).astype(np.float32) / 32768.0
 
 
-def check_recording(path: Path, role: str, min_s: float, advice: str, heard: bool = False) -> None:
+def check_recording(path: Path, kind: RecordingKind) -> None:
     """Check the header of a recording, the scale of its samples, and whether something is heard.
 
-    Raises DataError if it is missing, unreadable, too short or too long, of another scale, or, with
-    `heard`, silent where `read_recording` reads it; its message has the `role` of the recording,
-    and ends with the advice. RECORDING and REFERENCE have all of these.
+    Raises DataError if it is missing, unreadable, too short or too long, of another scale, or, for
+    a kind that must be heard, silent where `read_recording` reads it.
     """
+    role, min_s, advice, heard = kind
     try:
         header = read_header(str(path))
         length_s = header.samples / header.rate_hz
@@ -542,20 +572,19 @@ def level(wave: np.ndarray) -> float:
 
 def read_recording(
     path: Path,
-    role: str,
-    min_s: float,
-    advice: str,
-    heard: bool = False,
+    kind: RecordingKind,
     max_samples: int = int(MAX_RECORDING_S * SAMPLE_RATE_HZ),
     trim: float | None = None,
 ) -> np.ndarray:
     """Read the beginning of a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
 
-    `trim` cuts the silence off its ends, as `speech_span`, up to TRIMMED_S of it; with `heard`, a
-    beginning without speech is cut off as well. Raises DataError as `check_recording` does, or if
-    the samples cannot be read.
+    `trim` cuts the silence off its ends, as `speech_span`, up to TRIMMED_S of it; of a kind that
+    must be heard, a beginning without speech is cut off as well. Raises DataError as
+    `check_recording` does, or if the samples cannot be read.
     """
-    check_recording(path, role, min_s, advice)
+    role, _, advice, heard = kind
+    # Whether it is heard is decided below, on the samples that are read anyway.
+    check_recording(path, kind._replace(heard=False))
 
     def beginning(below_db: float | None) -> np.ndarray:
         margin_s = FILTER_S if below_db is None else TRIMMED_S
@@ -564,7 +593,8 @@ def read_recording(
         except DataError as error:
             raise DataError(f"{error}. {advice}") from error
         if below_db is not None:
-            wave = wave[slice(*speech_span(wave, below_db))]
+            first, end = speech_span(wave, below_db)
+            wave = wave[first:end]
         return wave[:max_samples]
 
     wave = beginning(trim)
@@ -602,8 +632,9 @@ def wav_header(data_bytes: int = STREAMED_BYTES) -> bytes:
     # The fields have 32 bits: beyond 4 GiB there is no length.
     data_bytes = min(data_bytes, STREAMED_BYTES)
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, STREAMED_BYTES)
-    form = b"fmt ", len(NATIVE_FORMAT), NATIVE_FORMAT
-    return struct.pack("<4sI4s4sI16s4sI", b"RIFF", riff_bytes, b"WAVE", *form, b"data", data_bytes)
+    riff = struct.pack("<4sI4s", b"RIFF", riff_bytes, b"WAVE")
+    form = struct.pack("<4sI16s", b"fmt ", len(NATIVE_FORMAT), NATIVE_FORMAT)
+    return riff + form + struct.pack("<4sI", b"data", data_bytes)
 
 
 # More of the samples in flat peaks is heard.

@@ -120,6 +120,9 @@ def _running_maximum(values):
     return tf.reshape(tf.maximum(within, of_earlier[:, :, None]), [rows, -1])[:, :count]
 
 
+# Two running maxima, forwards and backwards, give each frame the last voiced frame before it and
+# the first behind it. F0 is interpolated between both; where one is missing, the other stands for
+# it.
 def interpolate_unvoiced(f0_hz):
     """Fill unvoiced frames of F0 [B, T] by linear interpolation, and from the ends outwards.
 

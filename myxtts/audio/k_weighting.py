@@ -1,4 +1,4 @@
-"""Loudness by ITU-R BS.1770-4, as EBU R 128 has it: its filters and gates, and that of one wave.
+"""Loudness by ITU-R BS.1770-4, as EBU R 128 has it: filters, gates, and the loudness of one wave.
 
 Needs NumPy alone; `loudness` has waves in batches, on a device.
 """

@@ -47,6 +47,9 @@ def loudness(wave, samples):
     return OFFSET_DB + 10.0 * tf.math.log(gated_power(wave, samples)) / float(np.log(10.0))
 
 
+# The wave is filtered as it is heard. Powers of tenths of a second become overlapping blocks of 0.4
+# s. Blocks of silence are left out of a first mean; blocks 10 dB below that mean are left out of a
+# second one, which is the result.
 def gated_power(wave, samples):
     """Return the mean power of the blocks of each row that are no pauses, float32 [B]; 0 of none.
 
@@ -71,7 +74,7 @@ def gated_power(wave, samples):
 def k_weighted(wave):
     """Filter waves [B, S] as loudness is heard, without delay.
 
-    The magnitudes are those of the standard's filters, of its sample rate, at each frequency.
+    At each frequency, the magnitude equals the standard's filters at the standard's sample rate.
     """
     length, hz = frequency_grid(tf.shape(wave)[1], MARGIN_SAMPLES)
     half = tf.square(tf.sin(hz * float(np.pi / FILTER_RATE_HZ)))

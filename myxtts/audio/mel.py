@@ -82,7 +82,9 @@ def log_mel_of_frames(waveform, filters=None):
     spectrum = stft(tf.cast(waveform, tf.float64))
     spectrum = tf.cast(spectrum, tf.complex64)
     # Not tf.abs, which takes nine times as long: it avoids an overflow that cannot happen here.
-    mel = float32_matmul(magnitude(spectrum, 0.0), mel_filters() if filters is None else filters)
+    if filters is None:
+        filters = mel_filters()
+    mel = float32_matmul(magnitude(spectrum, 0.0), filters)
     return tf.math.log(tf.maximum(mel, audio.LOG_FLOOR))
 
 

@@ -21,13 +21,13 @@ MAX_LAG = int(DECIMATED_RATE_HZ / F0_MIN_HZ) + 1  # 92
 NUM_LAGS = MAX_LAG + 2
 # 35 ms: two periods of the lowest voice.
 WINDOW_HOPS = 3
-# at least a hop and all lags after it, so that no lag wraps around; 2^5 · 5 is a fast length
+# At least a hop and all lags after it, so that no lag wraps around; 2^5 · 5 is a fast length.
 FFT_LENGTH = 160
 # A period is measured around (WINDOW_HOPS * HOP_LENGTH + lag) / 2 after the start of its frame. For
 # the middle lag, this point is the middle of the mel frame; for the shortest and the longest lag it
 # is 21 samples (4 ms) off.
 LEAD_SAMPLES = (WINDOW_HOPS * HOP_LENGTH + (MIN_LAG + MAX_LAG) // 2) // 2 - HOP_LENGTH // 2
-# aperiodicity: the first trough below it is the period; later, lower ones are its multiples
+# The first trough with less aperiodicity is the period; later, lower ones are its multiples.
 TROUGH_THRESHOLD = 0.1
 # Frames with less aperiodicity are voiced. On espeak-ng 6 % of the voiced frames are missed and 2 %
 # are false positives; after Griffin-Lim 13 % and 2 %.
@@ -52,8 +52,8 @@ def f0(waveform, samples):
     its period is below VOICING_THRESHOLD.
 
     For speed, the wave is decimated after the smoothing of the paper, so the depth of a trough is
-    also interpolated by a parabola. The difference function of a frame is the sum of those of its
-    hops, which neighbouring frames share.
+    also interpolated by a parabola. The difference function of a frame is the sum over its hops,
+    which neighbouring frames share.
 
     float32 [B, samples] in [-1, 1] at 22,050 Hz, and the real samples of each row, int32 [B] -> F0
     in Hz, float32 [B, samples // 256], 0 where unvoiced; and whether each frame is voiced, bool,

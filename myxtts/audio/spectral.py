@@ -2,7 +2,7 @@
 
 Frames are made of whole hops, so that neither direction needs an index. The gradient of a real
 transform is a real transform: TensorFlow's own is a complex one, of twice the work. Framing and
-overlapping addition are each other's gradient: those of the slices took 8 % of a vocoder's step.
+overlapping addition are each other's gradient: gradients of slices took 8 % of a vocoder's step.
 """
 
 import numpy as np

@@ -18,14 +18,20 @@ from myxtts.base.portable_ops import (
     stateless_uniform,
 )
 
-# copy synthesis has 1.27 dB mel-cepstral distortion; 60 take 1.8 times as long and reach 1.24 dB
+# Copy synthesis with 30 iterations has 1.27 dB of mel-cepstral distortion. With 60 it has 1.24 dB,
+# and takes 1.8 times as long.
 ITERATIONS = 30
 NNLS_STEPS = 16
 MOMENTUM = 0.99
 
 
 class VocoderProtocol(Protocol):
-    """Computes waves from log-mels: `GriffinLim`, or a trained run."""
+    """Computes waves from log-mels: `GriffinLim`, or a trained run.
+
+        wave = vocoder.synthesize(log_mel, tf.constant([0, 0]))
+
+    Callers choose the device, and pad no row: see `vocode`.
+    """
 
     description: str  # for the log, such as "runs/vocoder, step 4000"
     metadata: dict[str, Any]  # for JSON files, such as {"run": "runs/vocoder", "step": 4000}
@@ -144,7 +150,7 @@ def griffin_lim(log_mel, iterations, seed):
     """Compute fast Griffin-Lim (Perraudin, Balazs & Søndergaard 2013) on the current device.
 
     The momentum is applied to waves instead of spectra. The results are equal because the transform
-    is linear, and waves have a quarter of the numbers. The seed is that of the initial phases.
+    is linear, and waves have a quarter of the numbers. The seed draws the initial phases.
 
     float32 [batch, frames, 80], padded with silence -> [batch, frames * 256] in [-1, 1].
     """

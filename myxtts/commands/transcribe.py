@@ -59,4 +59,4 @@ def check_files(files: Sequence[Path], json_file: Path | None) -> None:
             " replaced. Name a JSON file after --json, and then the recordings."
         )
     for file in files:
-        check_recording(file, *RECORDING)
+        check_recording(file, RECORDING)

@@ -24,7 +24,7 @@ from myxtts.devicefeed.errors import PlacementError
 # Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
 FIRST_PORT = 15_000
 PORTS = 16_000
-# Of numbers that differ by less than all, the products with it lie far apart (Knuth, 6.4).
+# Fibonacci hashing: nearby job numbers get ports that are far apart (Knuth, 6.4).
 GOLDEN = 0.618_034
 
 # Labels of host names as in RFC 1035, section 2.3.4; IPv4 addresses have the same form.
@@ -35,7 +35,7 @@ _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?
 class Cluster:
     """Addresses host:port of the workers that train together, two or more, and this one's index."""
 
-    # Before the rendezvous those of all but the chief may be empty.
+    # Before the rendezvous, only the chief's address may be known; the others are then empty.
     workers: tuple[str, ...]
     index: int
     # This worker's rank on its host and the number of workers there; 0 if the launcher did not
@@ -68,9 +68,12 @@ class Cluster:
 
     def name(self, index: int | None = None) -> str:
         """Return the name of a worker for messages; by default of this one."""
-        index = self.index if index is None else index
+        if index is None:
+            index = self.index
         address = self.workers[index]
-        return f"worker {index} ({address})" if address else f"worker {index}"
+        if not address:
+            return f"worker {index}"
+        return f"worker {index} ({address})"
 
     def tf_config(self) -> str:
         """Return the cluster as a value of TF_CONFIG."""
@@ -121,7 +124,9 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     """
     if environ.get("TF_CONFIG", "").strip():
         cluster = _from_tf_config(environ["TF_CONFIG"])
-        return cluster if cluster is not None and cluster.count > 1 else None
+        if cluster is None or cluster.count < 2:
+            return None
+        return cluster
     faults: dict[int, str] = {}
     # Before Slurm: inside a step, another launcher may start several processes for each task.
     for launcher in _LAUNCHERS:
@@ -137,9 +142,15 @@ def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
     for announced, fault in faults.items():
         if announced != count:
             raise PlacementError(fault)
-    return cluster if count > 1 else None
+    if count < 2:
+        return None
+    return cluster
 
 
+# A launcher says how many processes there are and which one this is; all else may have to be
+# completed. Host and port of rank 0 come from the launcher or MASTER_ADDR, or are this host if all
+# processes are on it. A port that nobody gave follows from the job's name. The addresses of the
+# other workers stay empty until the rendezvous. Contradictions are collected into one message.
 def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
     """Return the cluster of a launcher that says that there are several processes."""
     size, rank = environ[launcher.size], environ.get(launcher.rank, "")
@@ -176,14 +187,15 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
         host = f"[{host}]"
     elif not host.endswith("]"):
         host, _, given = host.rpartition(":") if ":" in host else (host, "", "")
-    # The processes of one mpirun have this name in common, and those of others have another one.
+    # All processes of one mpirun share this name, so they find the same port; another mpirun has
+    # another name.
     default = FIRST_PORT + crc32(environ.get("PMIX_NAMESPACE", "").encode()) % PORTS
     address = f"{host}:{given or environ.get(launcher.port) or default}"
     host, port = host_and_port(address, f"rank 0 in {launcher.host} and {launcher.port}")
     # torchrun itself listens on its port.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port = FIRST_PORT + port % PORTS
-    # Who tells no local size, may have all processes on one host.
+    # Without a local size, a loopback address or a local rank shows that processes share the host.
     if not local_size and is_loopback(host):
         local_rank, local_size = rank, size
     elif not local_size and local_rank != "0":
@@ -316,7 +328,10 @@ def _from_tf_config(text: str) -> Cluster | None:
     addresses = check_addresses(jobs.chief + jobs.worker, "TF_CONFIG")
     if task is None or task.index >= len(getattr(jobs, task.type)):
         raise _tf_config_error(("task",), "it is not in the cluster")
-    return Cluster(addresses, task.index if task.type == "chief" else len(jobs.chief) + task.index)
+    index = task.index
+    if task.type == "worker":
+        index += len(jobs.chief)
+    return Cluster(addresses, index)
 
 
 def _tf_config_error(place: Sequence[str | int], fault: str) -> PlacementError:

@@ -26,6 +26,9 @@ def local_workers(count: int) -> tuple[str, ...]:
         return tuple(f"127.0.0.1:{unused.getsockname()[1]}" for unused in sockets)
 
 
+# Cores and GPUs are divided first, so that an impossible request starts nothing. Each worker gets
+# its cluster in TF_CONFIG, and its output is printed with its name. When one ends with an error,
+# all end; the one with the most severe exit code is named as the cause.
 def launch(
     program: Sequence[str],
     workers: tuple[str, ...],
@@ -36,7 +39,7 @@ def launch(
 ) -> int:
     """Run the workers until all have ended; return the exit code.
 
-    It is that of the first failure, or 128 plus the number of the signal that killed the worker;
+    The first failure decides: its exit code, or 128 plus the number of the signal that killed it;
     130, 143 or 129 if Ctrl-C, SIGTERM or a hangup stopped them. A second Ctrl-C kills them. Raises
     UserError if there are too few cores or GPUs, or the folder for the logs cannot be made.
 
@@ -71,7 +74,9 @@ def launch(
         message = f"its message is above and in {first.program.log}"
         report = f"ended with exit code {first.code}; {message}"
     print(f"error: {first.program.name} {report}", file=sys.stderr)
-    return first.code if first.code > 0 else 128 - first.code
+    if first.code > 0:
+        return first.code
+    return 128 - first.code
 
 
 def _severity(process: ChildProcess) -> int:
@@ -80,7 +85,9 @@ def _severity(process: ChildProcess) -> int:
     The loss of another worker is the consequence of one of the former.
     """
     by_code = {UserError.exit_code: 2, PeerLost.exit_code: 3}
-    return 0 if process.code < 0 else by_code.get(process.code, 1)
+    if process.code < 0:
+        return 0
+    return by_code.get(process.code, 1)
 
 
 def _divide(items: Sequence, count: int, size: int, kind: str) -> list[Sequence]:

@@ -37,8 +37,8 @@ from myxtts.distributed.cluster import Cluster, check_addresses, is_loopback, sp
 FIRST_REPORT_S = 5.0
 REPORT_EVERY_S = 30.0
 RETRY_S = 0.2
-# How long the other end may be silent. A worker introduces itself at once, in a few hundred bytes,
-# and the chief sends a message every RETRY_S, which names few of the missing workers.
+# The other end may be silent for so long. A worker introduces itself at once, in a few hundred
+# bytes, and the chief sends a message every RETRY_S, which names few of the missing workers.
 SILENCE_S = 10.0
 NAMED_WORKERS = 8
 CLOSE_S = 5.0
@@ -267,10 +267,11 @@ async def _join_chief(
     addresses of all workers.
     """
     reasons: set[str] = set()
+    chief_host, chief_port = split_address(cluster.workers[0])
     while True:
         wait.check(cluster.name(0))
         try:
-            opening = asyncio.open_connection(*split_address(cluster.workers[0]), limit=LINE_BYTES)
+            opening = asyncio.open_connection(chief_host, chief_port, limit=LINE_BYTES)
             reader, writer = await asyncio.wait_for(opening, SILENCE_S)
             with closing(writer):
                 host = writer.get_extra_info("sockname")[0]
@@ -285,8 +286,10 @@ async def _join_chief(
                 )
                 writer.write(_encode(introduction))
                 while not (answer := await _next_message(reader, _Answer)).go:
+                    if answer.error and answer.is_mistake:
+                        raise PlacementError(answer.error)
                     if answer.error:
-                        raise (PlacementError if answer.is_mistake else PeerLost)(answer.error)
+                        raise PeerLost(answer.error)
                     wait.check(answer.waiting)
                 return answer.workers or list(cluster.workers)
         # The chief has left, and may be restarted; or another program listens there.
@@ -301,7 +304,7 @@ async def _join_chief(
 
 
 def _digest(cluster: Cluster) -> str:
-    """Return what is equal if the addresses are: all of them would be long in each introduction."""
+    """Return a hash of all addresses, which would be long in each introduction."""
     return hashlib.sha256(json.dumps(cluster.workers).encode()).hexdigest()
 
 

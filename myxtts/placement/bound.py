@@ -54,6 +54,10 @@ def ring_all_reduce_s(two_replicas_s: float, replicas: int) -> float:
     return two_replicas_s * 2 * (replicas - 1) / replicas
 
 
+# `_loads` lists for each resource how often it does what in a step. Each list becomes a term in
+# letters, such as `2 P + C`, and a number of seconds. The largest number is the bound of the step;
+# divided by the replicas, it is the bound of a batch. The formula shows all terms, then all
+# numbers.
 def analytic_bound(
     routes: Sequence[Route],
     mean_s: Mapping[str, float],
@@ -67,7 +71,7 @@ def analytic_bound(
     resource decides.
 
     R, P, T, C and A are the seconds to read, produce, transfer, train on (consume) and all-reduce;
-    V are those of validation and samples in a step of all replicas.
+    V is the time of validation and samples in a step of all replicas.
 
     Args:
         mean_s: of a batch, by stage: read (by one worker), produce, transfer, step.
@@ -75,7 +79,7 @@ def analytic_bound(
         observe_s: V.
         observer: device that validates during training; empty if all model devices wait for the
             first one.
-        work: the default is that of equal devices.
+        work: by default all devices are equal.
 
     Returns:
         The formula in words, such as `max(P, T, C) = max(20, 2, 22) = 22 ms`, and the seconds.
@@ -102,6 +106,11 @@ def analytic_bound(
     return f"{formula} = {values} ms", bound_s
 
 
+# For each route: its data devices make their parts of its batches, and copies leave those that do
+# not train. Its model device takes a step and reduces gradients. A second entry, "first", is the
+# chain that a model device cannot overlap: its own first batch, the step, the all-reduce. Then the
+# observer adds validation to its device, and readers are counted by data device. Last, loads that
+# another load contains are dropped, since they can never decide.
 def _loads(
     routes: Sequence[Route], workers: int, observer: str, seconds: Mapping[str, float], work: Work
 ) -> list[dict[str, Fraction]]:
@@ -159,8 +168,12 @@ def _format_term(n: Fraction, letter: str) -> str:
     """Return n times a letter: `2 P`, `P / 2`, `1.31 P`."""
     if n.numerator > 1 and n.denominator > 4:
         return f"{float(n):.3g} {letter}"
-    product = letter if n.numerator == 1 else f"{n.numerator} {letter}"
-    return product if n.denominator == 1 else f"{product} / {n.denominator}"
+    product = letter
+    if n.numerator != 1:
+        product = f"{n.numerator} {letter}"
+    if n.denominator == 1:
+        return product
+    return f"{product} / {n.denominator}"
 
 
 class Speeds(NamedTuple):
@@ -181,11 +194,12 @@ class Speeds(NamedTuple):
         """Return the least seconds per batch of these GPUs, in whatever placement: none ever waits,
         and each makes batches or trains on them by what it does relatively fast.
         """
-        # Batches a second, of each GPU.
+        # Batches per second of each GPU, if it did nothing else.
         made = np.divide(self.produce, max(mean_s["produce"], 1e-9))
         trained = np.divide(self.step, max(mean_s["step"], 1e-9))
-        # The dual of a linear program: making a batch earns a price and training on it the rest of
-        # 1, each GPU does what earns more, and of the prices the right one earns least in all. It
-        # is one at which a GPU earns the same by both.
+        # How to divide the work is a linear program, and this is its dual. Making a batch earns a
+        # price, training on it the rest of 1, and each GPU does what earns more. The right price is
+        # the one at which all GPUs together earn least. At that price some GPU earns the same by
+        # both, so only these prices are tried.
         price = (trained / (made + trained))[:, None]
         return 1.0 / float(np.maximum(price * made, (1.0 - price) * trained).sum(axis=1).min())

@@ -84,9 +84,15 @@ def gpu_names(gpus: Sequence[int]) -> list[str]:
         return ask_driver(gpus, lambda nvml, handle: str(nvml.nvmlDeviceGetUUID(handle)))
     except DriverUnavailable:
         # A control group may number the GPUs of each process from 0. NCCL compares them, too.
-        return [] if has_cuda_gpus() else [f"GPU {gpu} of {gethostname()}" for gpu in gpus]
+        if has_cuda_gpus():
+            return []
+        return [f"GPU {gpu} of {gethostname()}" for gpu in gpus]
 
 
+# The order matters, since most calls fail once TensorFlow has started: flags of XLA are tried in a
+# fork, memory limits are compared with what is free, then threads and devices are set. A simulated
+# placement hides all GPUs and splits the CPU into logical devices. At the end, soft placement is
+# turned off, so that an operation without a kernel is an error and no silent copy.
 def configure(placement: Placement, small_operations: bool = False, processes: int = 1) -> None:
     """Make the placement's devices visible, with growth or limits; size the thread pools.
 
@@ -107,7 +113,9 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
         # Without NVML nothing can be compared.
         with suppress(DriverUnavailable):
             check_limits(limits, read_memory(tuple(limits)))
-    cores = core_count() if is_pinned() else max(1, core_count() // processes)
+    cores = core_count()
+    if not is_pinned():
+        cores = max(1, cores // processes)
     # TensorFlow raises ValueError for memory growth after limits, else RuntimeError.
     try:
         _configure_threads(placement, automatic_pools(placement.on_gpu, cores, small_operations))
@@ -154,6 +162,7 @@ def _configure_gpus(placement: Placement) -> None:
     tf.config.set_visible_devices([physical[i] for i in placement.gpus], "GPU")
     for i in placement.gpus:
         limits = [device.memory_mib for device in placement.devices if device.physical == i]
+        # A single device without a limit shares the GPU with others and grows; limits make parts.
         if limits == [None]:
             tf.config.experimental.set_memory_growth(physical[i], True)
         else:
@@ -170,8 +179,9 @@ def describe_threads() -> str:
 
 def describe(placement: Placement) -> list[str]:
     """Describe the placement for the log: which GPU is which device, limits, routes."""
-    simulation = " (GPUs simulated on the CPU)" if placement.simulated else ""
-    lines = [f"placement      {placement.name}{simulation}"]
+    lines = [f"placement      {placement.name}"]
+    if placement.simulated:
+        lines[0] += " (GPUs simulated on the CPU)"
     for device in placement.devices:
         source = "CPU" if device.physical is None else f"GPU {device.physical}"
         memory = "memory grows as needed"

@@ -63,7 +63,7 @@ def limits_of(placement: Placement) -> dict[int, list[int]]:
 
 
 def check_limits(limits: dict[int, list[int]], memory: dict[int, GpuMemory]) -> None:
-    """Raise PlacementError if limits, as `limits_of` returns them, do not fit into what is free."""
+    """Raise PlacementError if limits, as `limits_of` returns them, exceed the free memory."""
     for gpu, sizes in limits.items():
         found = memory[gpu]
         reserve_mib = found.reserve_mib(len(sizes))
@@ -119,7 +119,7 @@ def _memory_of(nvml: Any, handle: Any) -> GpuMemory:
 def gpu_handle(nvml: Any, gpu: int) -> Any:
     """Return NVML's handle of a GPU, by its index in TensorFlow.
 
-    Both number the GPUs by their places on the bus, TensorFlow those of CUDA_VISIBLE_DEVICES alone.
+    Both number GPUs by their places on the bus, but TensorFlow counts CUDA_VISIBLE_DEVICES alone.
     """
     # `base.console` sets it, unless the user has set another one.
     if (order := os.environ.get("CUDA_DEVICE_ORDER")) != "PCI_BUS_ID":

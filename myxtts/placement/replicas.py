@@ -102,7 +102,7 @@ def make_replicas(routes: tuple[Route, ...], observer: str = "") -> Replicas:
     """Return the replicas of a single process, on configured devices."""
     models = [route.model for route in routes]
     if len(models) == 1:
-        return Replicas(tf.distribute.OneDeviceStrategy(*models), routes, observer=observer)
+        return Replicas(tf.distribute.OneDeviceStrategy(models[0]), routes, observer=observer)
     reduction = None  # NCCL
     # Simulated GPUs share host memory: TensorFlow's collectives would be no faster there, and would
     # allow only one strategy per process, as all strategies number their collectives from the same
@@ -133,7 +133,9 @@ def open_replicas(
         yield make_replicas(placement.routes, placement.observer)
         return
     models = [route.model for route in placement.routes]
-    kind = "/GPU" if placement.on_gpu else "/CPU"
+    kind, gpus = "/CPU", 0
+    if placement.on_gpu:
+        kind, gpus = "/GPU", len(models)
     # TensorFlow's multi-worker strategy always uses the first devices.
     if models != [f"{kind}:{number}" for number in range(len(models))]:
         raise PlacementError(
@@ -147,7 +149,7 @@ def open_replicas(
             " one replica per worker without GPUs. Start more workers, each with one --model-gpu."
         )
 
-    # In a function, /GPU:0 could be the GPU of any worker.
+    # Device names get the worker's name: in a function, /GPU:0 could be the GPU of any worker.
     def qualified(device: str) -> str:
         return f"/job:worker/replica:0/task:{cluster.index}/device:{device[1:]}"
 
@@ -155,10 +157,9 @@ def open_replicas(
     for route in placement.routes:
         data, *further = map(qualified, route.data_devices)
         routes.append(Route(data, qualified(route.model), tuple(further), route.data_shares))
-    gpus = len(models) if placement.on_gpu else 0
     used = gpu_names(placement.gpus)
     with worker_group(cluster, gpus, settings, workers, used) as strategy:
-        observer = qualified(placement.observer) if placement.observer else ""
+        observer = placement.observer and qualified(placement.observer)
         yield Replicas(
             strategy, tuple(routes), first=cluster.index * len(models), observer=observer
         )

@@ -26,10 +26,16 @@ def first_own_gpu(highest: int, gpu_count: int, rank: int, workers: int) -> int:
         rank, workers: the worker's rank among the workers on its host, and how many these are.
     """
     share = max(1, gpu_count // workers)
-    is_left = (rank + 1) * share <= gpu_count
-    return rank * share if highest < share and is_left else 0
+    if highest >= share or (rank + 1) * share > gpu_count:
+        return 0
+    return rank * share
 
 
+# Settings name GPUs by role. First they are checked and shifted to the GPUs of this worker. Each
+# role on a GPU becomes a slot; equal slots are one device, so a GPU of two roles is one unless
+# memory limits divide it. Sorted slots get TensorFlow's logical numbers. With these names, routes
+# are made: one for each model GPU, each with all data devices, or with itself if there are none.
+# The observer gets a name last, empty if it would be the first model device.
 def plan_routes(
     settings: PlacementConfig, gpu_count: int, rank: int = 0, workers: int = 1
 ) -> Placement:
@@ -41,16 +47,16 @@ def plan_routes(
 
     Args:
         gpu_count: physical GPUs that TensorFlow sees; ignored if GPUs are simulated.
-        rank, workers: those of `first_own_gpu`.
+        rank, workers: as in `first_own_gpu`.
     """
     _check_contradictions(settings)
     count = settings.simulate_gpus or gpu_count
     named = _gpus_by_role(settings)
     _check_gpus_exist(settings, count, named)
-    threads = settings.intra_op_threads, settings.inter_op_threads
+    intra, inter = settings.intra_op_threads, settings.inter_op_threads
     if count == 0:
         cpu = LogicalDevice("/CPU:0", None)
-        return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", *threads)
+        return Placement("single", (Route(cpu.name, cpu.name),), (cpu,), False, "", intra, inter)
     first_gpu = 0
     if not settings.simulate_gpus:
         highest = max(map(max, filter(None, named.values())), default=0)
@@ -79,8 +85,8 @@ def plan_routes(
     )
     data = [name_of[slot] for slot in data_slots]
     models = [name_of[slot] for slot in model_slots]
-    further = tuple(data[1:]), settings.data_shares
-    routes = tuple(Route((data or [model])[0], model, *further) for model in models)
+    further, shares = tuple(data[1:]), settings.data_shares
+    routes = tuple(Route((data or [model])[0], model, further, shares) for model in models)
     if observer_slot:
         observer = name_of[observer_slot]
     else:
@@ -88,7 +94,7 @@ def plan_routes(
     if observer == models[0]:
         observer = ""
     return Placement(
-        _name(routes), routes, devices, bool(settings.simulate_gpus), observer, *threads
+        _name(routes), routes, devices, bool(settings.simulate_gpus), observer, intra, inter
     )
 
 

@@ -52,6 +52,10 @@ _SIGNS = {
 }
 
 
+# On entry all workers meet (`rendezvous`), check their settings, and start TensorFlow's servers. On
+# a regular exit all wait at a barrier, since the chief may still observe. On an error, its cause is
+# looked for: another worker's loss leaves signs in TensorFlow's message, and everything else is
+# this worker's own error. The reason is reported to the others, which then end with it.
 @contextmanager
 def worker_group(
     cluster: Cluster,
@@ -138,8 +142,8 @@ def _restrict_to_machine(cluster: Cluster) -> None:
 
 def diagnose_lost_worker(error: BaseException, cluster: Cluster) -> str | None:
     """Return a message that names the lost worker; None if it is this worker's own error."""
-    # The class says nothing: a connection may break with any status of gRPC. TensorFlow fails to
-    # decode a message that has bytes of another program.
+    # The class of the error says nothing, since a connection may break with any status of gRPC. A
+    # message with bytes of another program is a UnicodeDecodeError of TensorFlow.
     if isinstance(error, tf.errors.OpError):
         text = error.message
     elif isinstance(error, UnicodeDecodeError):

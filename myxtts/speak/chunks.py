@@ -22,8 +22,8 @@ FADE_S = 0.005
 # minute; human readers take longer.
 PAUSES_S = {Boundary.CLAUSE: 0.15, Boundary.SENTENCE: 0.4, Boundary.PARAGRAPH: 0.8}
 FRONTEND = "myxtts_frontend"  # in the JSON of an exported voice; no player reads it
-# Of players of exported voices: noise, length and variety. With them, a voice speaks as `myxtts
-# synthesize` does.
+# Defaults of players of exported voices: noise, length and variety. With them, a voice speaks as
+# `myxtts synthesize` does.
 SCALES = 0.667, 1.0, 0.8
 SILENCE_LEVEL = 0.01  # of the peak of a wave: -40 dB
 
@@ -39,6 +39,10 @@ class Chunk(NamedTuple):
     boundary: Boundary
 
 
+# A text comes in, and is split into sentences or parts of them. The front end makes symbols of
+# each, and what it could not read as written is logged. Symbols that the voice never learnt are
+# dropped, up to a quarter of a chunk; beyond that, the text is in the wrong language, which is an
+# error.
 def encode_text(
     text: str, language: str, frontend: TextFrontend, table: SymbolTable
 ) -> list[Chunk]:
@@ -105,7 +109,9 @@ def _leading_silence(wave: np.ndarray) -> int:
     """Return the number of samples before the first audible one; all samples of a silent wave."""
     level = np.abs(wave)
     audible = level > SILENCE_LEVEL * level.max(initial=0.0)
-    return int(audible.argmax()) if audible.any() else len(wave)
+    if not audible.any():
+        return len(wave)
+    return int(audible.argmax())
 
 
 def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
@@ -116,7 +122,7 @@ def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Optimisation makes a sentence 2 % faster, and takes half a second.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    # Else memory grows with each new length of a text.
+    # With the pattern, memory grows with each new length of a text.
     options.enable_mem_pattern = False
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, inputs)[0]

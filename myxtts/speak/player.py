@@ -56,12 +56,17 @@ class Speaker(Protocol):
 
 def choose_speaker(name: str, speakers: Sequence[str]) -> int:
     """Return the number of a speaker; the first without a name. Raises DataError."""
+    if not name:
+        return 0
     names = [*map(canonical_name, speakers)]
-    if name and canonical_name(name) not in names:
+    if canonical_name(name) not in names:
         raise DataError(f"the voice {name!r} is unknown. Use one of {', '.join(speakers)}.")
-    return names.index(canonical_name(name)) if name else 0
+    return names.index(canonical_name(name))
 
 
+# The path may be a folder or a graph. The JSON beside the graph says whose voice it is. Every way
+# in which the pair can be incomplete gets its own message, because users copy one file and forget
+# the other.
 def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return graph and JSON of a voice of this project; raises CheckpointError for another one."""
     graph, fields = read_voice(path)
@@ -76,7 +81,7 @@ def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
 def read_voice(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return graph and JSON of a voice, of a folder or a file; raises CheckpointError.
 
-    In a folder, the shortest name is that of float32.
+    A folder may have several precisions; float32 has the shortest name.
     """
     is_graph = path.suffix == ".onnx" and not path.is_dir()
     files = [path] if is_graph else sorted(path.glob("*.onnx"), key=lambda file: len(file.name))
@@ -103,6 +108,10 @@ def read_voice(path: Path) -> tuple[Path, dict[str, Any]]:
 
 class ExportedSpeaker:
     """A voice of `myxtts export --format onnx`: its folder, or one of its files; see `Speaker`.
+
+        speaker = ExportedSpeaker(Path("exported"))
+        for wave in speaker.speak("Good morning. How are you?", speed=1.1):
+            play(wave)
 
     Raises CheckpointError if it cannot be used, and ConfigError if onnxruntime is missing.
     """
@@ -152,7 +161,8 @@ class ExportedSpeaker:
                 wave = self._wave(chunk.symbols, row, speed)
                 pause = wave[:0]
                 if previous is not None:
-                    pause = pause_between(*previous, wave, speed)
+                    before, boundary = previous
+                    pause = pause_between(before, boundary, wave, speed)
                 previous = wave, chunk.boundary
                 yield np.concatenate([pause, wave])
 

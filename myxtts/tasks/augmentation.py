@@ -56,6 +56,9 @@ DRAWS = {
 class Draws:
     """Random numbers for the rows of a batch, whose number is an int32 scalar in host memory.
 
+        draws = Draws(seed, rows)
+        snr_db = draws.uniform("snr", (0.0, 20.0))
+
     Those of `uniform` and `chosen` are parts of one array. For a row they do not depend on the rows
     after it, on padding, or on which settings are on.
     """
@@ -65,14 +68,16 @@ class Draws:
         shape = [rows, sum(DRAWS.values())]
         self._uniform = stateless_uniform(shape, fold_in(seed, "rows"))
 
-    def uniform(self, name: str, low: float = 0.0, high: float = 1.0):
-        """Return float32 [rows, DRAWS[name]]."""
+    def uniform(self, name: str, bounds: tuple[float, float] = (0.0, 1.0)):
+        """Return float32 [rows, DRAWS[name]] between two bounds."""
+        low, high = bounds
         first = sum(list(DRAWS.values())[: list(DRAWS).index(name)])
         return low + (high - low) * self._uniform[:, first : first + DRAWS[name]]
 
-    def log_uniform(self, name: str, low: float, high: float):
+    def log_uniform(self, name: str, bounds: tuple[float, float]):
         """Return float32 [rows, DRAWS[name]], whose logarithms are uniform."""
-        return tf.exp(self.uniform(name, float(np.log(low)), float(np.log(high))))
+        low, high = bounds
+        return tf.exp(self.uniform(name, (float(np.log(low)), float(np.log(high)))))
 
     def chosen(self, name: str, probability: float):
         """Return bool [rows, 1], True with a probability."""
@@ -86,6 +91,11 @@ class Draws:
         return stateless_uniform([self._rows, self._rows], fold_in(self._seed, name))
 
 
+# One channel, equaliser times band limits, is drawn for each row. The wave is convolved with its
+# room and passes the channel; noise passes the channel too, as a microphone records both, and is
+# scaled to its SNR last, so that a channel does not change it. The codec comes at the end, as in a
+# telephone. Samples behind the end of a row are set to 0 after each stage, since the next one would
+# spread them.
 def augment(waves, samples, seed, settings: AugmentationConfig):
     """Distort each row at random: room, noise, equaliser and band limits, codec, in this order.
 
@@ -104,7 +114,7 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
     real = tf.sequence_mask(samples, tf.shape(waves)[1])
     wave = tf.where(real, waves, 0.0)
     if filters or settings.noise_probability:
-        # No response wraps around to the real samples.
+        # The transform is longer than wave and response, so that no tail wraps around to the start.
         margin = MARGIN_SAMPLES
         if settings.reverb_probability:
             margin = max(margin, round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
@@ -116,7 +126,7 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
             wave += _noise(wave, real, draws, (length, hz), channel, settings)
     if settings.codec_probability:
         lowest, highest = MU_LAW_BITS
-        bits = tf.minimum(tf.floor(draws.uniform("codec bits", lowest, highest + 1)), highest)
+        bits = tf.minimum(tf.floor(draws.uniform("codec bits", (lowest, highest + 1))), highest)
         wave = tf.where(draws.chosen("codec", settings.codec_probability), mu_law(wave, bits), wave)
     return tf.where(real, wave, 0.0)
 
@@ -128,8 +138,8 @@ def _transmitted(wave, draws: Draws, length, channel, settings: AugmentationConf
         samples = round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ)
         response = impulse_response(
             draws.normal("reverb tail", samples),
-            draws.uniform("rt60", MIN_RT60_S, settings.reverb_max_rt60),
-            draws.uniform("direct to reverberant", *DIRECT_TO_REVERBERANT_DB),
+            draws.uniform("rt60", (MIN_RT60_S, settings.reverb_max_rt60)),
+            draws.uniform("direct to reverberant", DIRECT_TO_REVERBERANT_DB),
             draws.chosen("reverb", settings.reverb_probability),
         )
         spectrum *= tf.signal.rfft(response, [length])
@@ -143,15 +153,17 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
     gain = None
     if settings.equaliser_probability:
         chosen = draws.chosen("equaliser", settings.equaliser_probability)
-        gain_db = draws.uniform("peak gain", -PEAK_GAIN_DB, PEAK_GAIN_DB)
-        centre_hz = draws.log_uniform("peak centre", *PEAK_HZ)
-        octaves = draws.uniform("peak width", *PEAK_OCTAVES)
+        gain_db = draws.uniform("peak gain", (-PEAK_GAIN_DB, PEAK_GAIN_DB))
+        centre_hz = draws.log_uniform("peak centre", PEAK_HZ)
+        octaves = draws.uniform("peak width", PEAK_OCTAVES)
         gain = equaliser_gain(hz, centre_hz, tf.where(chosen, gain_db, 0.0), octaves)
     if settings.band_limit_probability:
         chosen = draws.chosen("band limit", settings.band_limit_probability)
-        kind = draws.uniform("band limit kind", 0.0, 3.0)
-        low = draws.log_uniform("high pass", *HIGH_PASS_HZ)
-        high = draws.log_uniform("low pass", *LOW_PASS_HZ)
+        # Below 1: a low pass alone. From 1 to 2: a high pass alone. From 2: the band of a
+        # telephone.
+        kind = draws.uniform("band limit kind", (0.0, 3.0))
+        low = draws.log_uniform("high pass", HIGH_PASS_HZ)
+        high = draws.log_uniform("low pass", LOW_PASS_HZ)
         low = tf.where(kind < 2.0, low, TELEPHONE_HZ[0])
         high = tf.where(kind < 2.0, high, TELEPHONE_HZ[1])
         low = tf.where(kind < 1.0, 0.0, low)
@@ -164,10 +176,11 @@ def _channel(draws: Draws, hz, settings: AugmentationConfig):
 def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: AugmentationConfig):
     """Return the noise to add to speech, [B, S]: coloured noise, or babble of the other rows."""
     length, hz = grid
-    gain = noise_gain(hz, draws.uniform("noise slope", *NOISE_SLOPES))
-    gain = gain if channel is None else gain * channel
-    parts = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(hz)[0]), axis=1)
-    noise = tf.signal.irfft(tf.complex(*(part * gain for part in parts)), [length])
+    gain = noise_gain(hz, draws.uniform("noise slope", NOISE_SLOPES))
+    if channel is not None:
+        gain = gain * channel
+    real_part, imaginary = tf.unstack(draws.normal("noise spectrum", 2, tf.shape(hz)[0]), axis=1)
+    noise = tf.signal.irfft(tf.complex(real_part * gain, imaginary * gain), [length])
     noise = noise[:, : tf.shape(speech)[1]]
     if settings.babble_fraction:
         others = draws.between_rows("babble levels") ** 4  # few are loud
@@ -176,7 +189,7 @@ def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: Augmentat
         # A row may be alone, without others that babble.
         is_babble = draws.chosen("babble", settings.babble_fraction) & (_energy(babble) > 0.0)
         noise = tf.where(is_babble, babble, noise)
-    snr_db = draws.uniform("snr", settings.noise_min_snr_db, settings.noise_max_snr_db)
+    snr_db = draws.uniform("snr", (settings.noise_min_snr_db, settings.noise_max_snr_db))
     noise = noise_at_snr(speech, tf.where(real, noise, 0.0), snr_db)
     return tf.where(draws.chosen("noise", settings.noise_probability), noise, 0.0)
 
@@ -184,8 +197,8 @@ def _noise(speech, real, draws: Draws, grid: tuple, channel, settings: Augmentat
 def impulse_response(noise, rt60_s, direct_to_reverberant_db, chosen):
     """Return impulse responses of rooms: direct sound, then decaying noise (Polack 1988).
 
-    Normal noise [B, R], the time in which the tail falls by 60 dB, the energy of the direct sound
-    over that of the tail, and whether there is a tail, [B, 1] -> [B, R], 1 at the first sample.
+    Normal noise [B, R], the time in which the tail falls by 60 dB, the ratio of the energies of
+    direct sound and tail, and whether there is a tail, [B, 1] -> [B, R], 1 at the first sample.
     """
     time_s = (np.arange(noise.shape[1]) / SAMPLE_RATE_HZ).astype(np.float32)
     tail = (noise * tf.exp(-3.0 * float(np.log(10.0)) * time_s / rt60_s))[:, 1:]
@@ -241,6 +254,10 @@ def mu_law(wave, bits):
     return tf.sign(wave) * tf.math.expm1(tf.round(compressed * steps) / steps * scale) / MU
 
 
+# The drawn speed gives a new length, which is rounded, and not below `fewest`. The speed is then
+# computed again from both lengths, so that the row ends exactly at its new length. Lengths are
+# computed on the host, as all shapes are; only the samples themselves are interpolated on the
+# device.
 def perturb_speed(waves, samples, fewest, seed, limit: float):
     """Change speed and pitch of each row by a factor of 1 ± limit (Ko et al. 2015).
 
@@ -273,6 +290,8 @@ def perturb_speed(waves, samples, fewest, seed, limit: float):
 
 def _interpolated(waves, position):
     """Interpolate waves: float32 [B, S], positions float64 [B, L] -> float32 [B, L]."""
+    # A position becomes the index of the sample before it, and one of PHASES places behind that
+    # sample.
     steps = tf.cast(tf.round(position * PHASES), tf.int64)
     index = tf.bitwise.right_shift(steps, tf.constant(PHASES.bit_length() - 1, tf.int64))
     phase = tf.bitwise.bitwise_and(steps, tf.constant(PHASES - 1, tf.int64))

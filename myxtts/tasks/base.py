@@ -74,7 +74,8 @@ class Sampler(ABC):
 
     def __call__(self, step: int) -> None:
         """Write the samples of a step."""
-        # A run that is killed here leaves no half folder, which the page would show as samples.
+        # The folder gets its name when it is complete. A run that is killed here leaves no half
+        # folder, which the page would show as samples.
         target = self._folder / f"step-{step:06d}"
         with tolerate_full_disk(f"the samples of step {step}"), new_folder(target) as folder:
             self.write(step, folder)
@@ -134,7 +135,7 @@ class Task(ABC):
     def sample_extractor(
         self, config: Config, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor | None:
-        """Return the extractor of the sampler's examples; None for that of validation."""
+        """Return the extractor of the sampler's examples; None: the extractor of validation."""
         return None
 
     @abstractmethod

@@ -17,7 +17,7 @@ def empty_batch(fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     sizes = {"batch": 1, "tokens": 8, "frames": 8, "reference_frames": 8}
     sizes |= {"segment_frames": 16, "segment_samples": 16 * HOP_SAMPLES}
     batch = {name: tf.zeros(field.sized(sizes), field.dtype) for name, field in fields.items()}
-    # Losses are divided by them.
+    # Losses are divided by these two, which must not be 0.
     return batch | dict.fromkeys({"step_frames", "step_tokens"} & {*fields}, tf.constant(1.0))
 
 

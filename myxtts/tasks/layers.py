@@ -221,6 +221,8 @@ class ReferenceEncoder(CompositeLayer):
         self.queries = Embedding(1 + latents, channels, name="query_embedding")
         self.no_reference = Embedding(1 + latents, channels, name="no_reference_embedding")
 
+    # The convolutions shorten the reference to an eighth, and attention relates its parts. Then 1 +
+    # K learned queries each collect what they look for. Rows with `keep` 0 take the learned values.
     def call(self, mel, frames, keep):
         """mel [B, T, 80], frames int32 [B], keep [B] (0 ignores it) -> [B, C], [B, K, C]."""
         x, lengths = mel, frames

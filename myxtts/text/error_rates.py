@@ -10,5 +10,8 @@ def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> dict[st
 
     Many insertions can raise a rate above 1.
     """
-    texts = list(references), list(hypotheses)
-    return {"character_error_rate": jiwer.cer(*texts), "word_error_rate": jiwer.wer(*texts)}
+    spoken, heard = list(references), list(hypotheses)
+    return {
+        "character_error_rate": jiwer.cer(spoken, heard),
+        "word_error_rate": jiwer.wer(spoken, heard),
+    }

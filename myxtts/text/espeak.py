@@ -35,7 +35,7 @@ _PHONEME_EVENTS, _IPA_EVENTS, _NO_EXIT = 1, 2, 0x8000
 _UTF8, _IPA = 1, 2
 _RATE, _VOLUME, _PITCH = 1, 2, 3
 _END_OF_LIST, _WORD, _PHONEME = 0, 1, 7
-# One callback for most sentences.
+# A buffer this long takes most sentences in one callback.
 _BUFFER_MS = 10_000
 # At 100 some vowels reach full scale and activate the gain control of the library.
 _VOLUME_PERCENT = 60
@@ -121,7 +121,7 @@ class Espeak:
     def __init__(self, library_path: Path, data_path: Path):
         self._lock = threading.Lock()
         self._library = _load(library_path)
-        # The library stores only its address.
+        # The library keeps no reference, so this object must.
         self._callback = _Callback(self._receive)
         self._samples: list[bytes] = []
         self._events: list[PhonemeEvent] = []
@@ -206,7 +206,9 @@ class Espeak:
         identifier = self._voices.get(voice_of(language))
         if identifier is None:
             raise self._unknown(language)
-        name = f"{identifier}+{variant}" if variant else identifier
+        name = identifier
+        if variant:
+            name += f"+{variant}"
         if name == self._voice_name:
             return
         self._voice_name = ""
@@ -277,7 +279,8 @@ def shared() -> Espeak:
     """Return the copy that all callers of this process share."""
     with _shared_lock:
         if not _shared_copies:
-            _shared_copies.append(Espeak(*_installed_paths()))
+            library_path, data_path = _installed_paths()
+            _shared_copies.append(Espeak(library_path, data_path))
         return _shared_copies[0]
 
 
@@ -303,14 +306,18 @@ def warn_of_other_version(trained_with: str) -> None:
         log.warning(
             "phonemes: the run was trained with %s %s, but version %s is installed, which may read"
             " words otherwise. Run: pip install %s==%s",
-            *(_PACKAGE, trained_with, installed, _PACKAGE, trained_with),
+            _PACKAGE,
+            trained_with,
+            installed,
+            _PACKAGE,
+            trained_with,
         )
 
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
     """Defer Ctrl-C until the block ends: ctypes drops exceptions within a callback."""
-    # Only the main thread receives signals.
+    # Only the main thread receives signals, so another one has nothing to defer.
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
@@ -358,7 +365,9 @@ def _utf8(text: str) -> bytes:
     assert "\0" not in text, "NUL ends C strings"
 
     def without_dots(number: re.Match) -> str:
-        return number[0].replace(".", " ") if number[0].count(".") > 1 else number[0]
+        if number[0].count(".") < 2:
+            return number[0]
+        return number[0].replace(".", " ")
 
     text = _WITH_NUKTA.sub(lambda letter: _COMPOSED.get(letter[0], letter[0]), text)
     # U+05C7 is a variant of the vowel U+05B8.

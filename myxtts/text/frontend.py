@@ -19,7 +19,7 @@ from myxtts.text.named import check_vowels, check_words
 from myxtts.text.normalisers import Normaliser, unread, words_of
 from myxtts.text.sentences import CAPITAL, PHONEMES, SMALL, sentences_of
 
-# Kept as symbols, from which the model learns pauses.
+# Marks that stay symbols: the model learns pauses from them.
 PUNCTUATION = ",.;:!?…"
 STRESS_AND_LENGTH = "ˈˌːˑ"
 _NO_STRESS = str.maketrans("", "", STRESS_AND_LENGTH)
@@ -161,7 +161,9 @@ def _with_letters(text: str, language: str) -> str:
 
     def named(letter: re.Match) -> str:
         name = _letter_name(letter[0][0], language)
-        return f" [[{name}]] " if name else letter[0]
+        if not name:
+            return letter[0]
+        return f" [[{name}]] "
 
     return " ".join(_LETTER.sub(named, text).split())
 
@@ -245,7 +247,10 @@ def _in_plain_characters(text: str) -> str:
 
 
 def _in_one_script(mixed: re.Match) -> str:
-    """Return a word in one script, that of most letters first, if the others look like its own."""
+    """Return a word in one script if its letters of the other script look alike.
+
+    The script of most letters is tried first.
+    """
     word = mixed[0]
     tables = [_IN_CYRILLIC, _IN_LATIN]
     if sum(character < "Ѐ" for character in word) > len(word) / 2:
@@ -293,6 +298,9 @@ def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
     return symbols if any(symbol not in silent for symbol in symbols) else []
 
 
+# Phonemes between [[ and ]] are taken as they are; the rest goes to espeak-ng clause by clause,
+# since it drops the marks between them. A clause that is followed by given phonemes is read as if a
+# word came next, so that an article does not become the name of its letter.
 def _phonemes(text: str, language: str) -> str:
     """Return the IPA of `text` with its PUNCTUATION."""
     ipa = ""
@@ -313,7 +321,7 @@ def _phonemes(text: str, language: str) -> str:
 
 
 def _before_a_word(clause: str, language: str) -> str:
-    """Return the IPA of a clause that goes on, as that of an article: "a", and not the letter."""
+    """Return the IPA of a clause before another word: "a" as an article, and not as a letter."""
     phonemes = espeak.shared().phonemes
     both, added = phonemes(f"{clause} ta", language), phonemes("ta", language)
     return both.removesuffix(added).strip() if both.endswith(f" {added}") else ""

@@ -26,8 +26,10 @@ def choose_language(language: str | None, trained: Sequence[str], flag: str = "-
         return trained[0]
     code = canonical_code(language or "")
     same = [name for name in trained if canonical_code(name) == code]
+    if language in same:
+        return language
     if same:
-        return language if language in same else same[0]
+        return same[0]
     requested = "no language" if language is None else f"language '{language}'"
     raise DataError(
         f"{requested} was given, but this run was trained on {', '.join(trained)}. Give one of"

@@ -17,7 +17,8 @@ from myxtts.text import espeak
 from myxtts.text.languages import SHARED_SCRIPTS, scripts_of
 
 MAX_NAMED = 0.5  # of the letters of a text
-# Of its words. Arabic without vowel signs stays below 0.28, Hebrew without points has 0.5.
+# Fraction of words without a vowel above which a text lacks its vowel signs. Arabic without them
+# stays below 0.28; Hebrew without points has 0.5.
 MAX_WITHOUT_VOWEL, FEWEST_WITHOUT_VOWEL = 0.33, 3
 
 ADVICE = (
@@ -32,7 +33,7 @@ _VOWELS = frozenset("aeiouyɑɐɒæəɘɛɜɞɤɨɪɔøœɶɵʉʊʌʏɯɚɝᵻ�
 _WITHOUT_VOWELS = ("Hebr", "Arab")
 _UNSPOKEN = re.compile(r"\([a-z][a-z0-9-]*\)|[^\w\u0300-\u036f]|[ˈˌ]")
 _SWITCHED = re.compile(r"\(([a-z0-9-]+)\)[^()]*(\([a-z0-9-]+\))?")
-# Letters of which espeak-ng has no name, with different code points.
+# Letters that espeak-ng has no name for. What it says of both alike is its word for "letter".
 _NAMELESS = "\U00010280\ua6a0"
 
 
@@ -58,7 +59,7 @@ def check_words(text: str, language: str) -> list[str]:
 
 
 def check_vowels(ipa: str, language: str) -> None:
-    """Raise DataError if many words have no vowel, as those of Hebrew without points."""
+    """Raise DataError if many words have no vowel, as in Hebrew without points."""
     if scripts_of(language).isdisjoint(_WITHOUT_VOWELS):
         return
     words = [_bare(word) for word in unicodedata.normalize("NFD", ipa).split()]
@@ -71,6 +72,10 @@ def check_vowels(ipa: str, language: str) -> None:
         )
 
 
+# espeak-ng reads the word, and marks of its answer tell how. It may switch to another language, say
+# its word for "letter", or name the marks. A word is also named if its script belongs to none of
+# the languages involved, or if only another language reads it as a word. It is lost if nothing of
+# it is heard, or if its own language knows none of its letters.
 @lru_cache(maxsize=100_000)
 def _fault(word: str, language: str) -> str:
     """Return how a word is not read: "named", "lost", or "" if it is."""
@@ -78,7 +83,9 @@ def _fault(word: str, language: str) -> str:
         return ""
     marked = espeak.shared().marked_phonemes(word, language)
     ipa, switch = _bare(marked), _SWITCHED.fullmatch(marked)
-    by = switch[1] if switch else language
+    by = language
+    if switch:
+        by = switch[1]
     script, is_number = script_of(word[0]), _kind(word[0]) == _NUMBER
     is_own = script in scripts_of(language)
     is_foreign = not is_number and script not in (scripts_of(by) or {script})
@@ -94,7 +101,7 @@ def _fault(word: str, language: str) -> str:
         # Letter by letter, though its language reads the word: hello in Japanese.
         or (switch and not _is_read(word, language) and _is_read(word, by))
     )
-    # Of 水 a language without kanji reads no part, of ą one without ogoneks reads the a.
+    # A language without kanji reads no part of 水, but one without ogoneks reads the a of ą.
     letters = [one for one in unicodedata.normalize("NFD", word) if _kind(one) != _MARK]
     if not ipa or (is_named and is_own and not any(_is_known(one, language) for one in letters)):
         return "lost"
@@ -135,11 +142,12 @@ def _words(text: str) -> list[str]:
 @cache
 def _kind(character: str) -> str:
     """Return the script of a letter; _NUMBER; _MARK, which belongs to the letter before; or ""."""
-    category = unicodedata.category(character)
-    if category[0] == "L":
-        script = script_of(character)
-        return _MARK if script in SHARED_SCRIPTS else script
-    return _MARK if character == "'" else {"M": _MARK, "N": _NUMBER}.get(category[0], "")
+    category, script = unicodedata.category(character)[0], script_of(character)
+    if category == "L" and script not in SHARED_SCRIPTS:
+        return script
+    if category in "LM" or character == "'":
+        return _MARK
+    return _NUMBER if category == "N" else ""
 
 
 @lru_cache(maxsize=100_000)
@@ -168,8 +176,9 @@ def _is_known(character: str, language: str) -> bool:
 @cache
 def _letter(language: str) -> str:
     """Return what a language says before a code point."""
-    names = [_bare(espeak.shared().marked_phonemes(one, language)) for one in _NAMELESS]
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(*names, strict=False))
+    read = espeak.shared().marked_phonemes
+    first, second = (_bare(read(one, language)) for one in _NAMELESS)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return "".join(one for one, _ in same) or "\0"
 
 

@@ -58,6 +58,8 @@ LIBRARIES = {
 }
 
 
+# Corrections before the library, the library clause by clause, corrections behind it. A language
+# without a library passes unchanged.
 def words_of(text: str, language: str) -> str:
     """Return a sentence with its numbers, dates, money and abbreviations as words.
 
@@ -84,7 +86,9 @@ def words_of(text: str, language: str) -> str:
 def description(language: str) -> str:
     """Return the name and version of the library of a language; espeak-ng alone without one."""
     library = LIBRARIES.get(canonical_code(language).split("-")[0])
-    return f"{library.package} {library.version}" if library else "espeak-ng alone"
+    if library is None:
+        return "espeak-ng alone"
+    return f"{library.package} {library.version}"
 
 
 def installed_versions(languages: Iterable[str]) -> dict[str, str]:
@@ -115,7 +119,7 @@ def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
     # The dot of an abbreviation stays where it ends the sentence.
     dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
     patterns = []
-    # The country is that of the phonemes: en is en-us.
+    # The code of the voice comes first, since it names the country: en is read as en-us.
     for name in (espeak.voice_of(language), canonical_code(language).split("-")[0]):
         for key, reading in table.get(name, {}).get(stage, {}).items():
             pattern = re.compile(rf"\b{key}{dot}" if key.isalpha() else key)
@@ -150,6 +154,8 @@ def _loaded(language: str) -> Callable[[str], str]:
         log.warning(
             "text normaliser: words-1 is defined with %s, but version %s is installed, which may"
             " read numbers otherwise. Run: pip install %s",
-            *(library.requirement, installed, library.requirement),
+            library.requirement,
+            installed,
+            library.requirement,
         )
     return normalise

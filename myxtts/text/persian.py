@@ -49,7 +49,9 @@ def _whole(digits: str) -> str:
 
 def _ordinal(number: str) -> str:
     words = num2words(int(number), lang="fa", to="ordinal")
-    return words.removesuffix("یم") + "ی‌ام" if words.endswith("یم") else words
+    if not words.endswith("یم"):
+        return words
+    return words.removesuffix("یم") + "ی‌ام"
 
 
 def _date(date: re.Match) -> str:

@@ -81,6 +81,9 @@ def empty_text_message(text: str) -> str:
     return f"the text {text[:60]!r} has no letter and no digit that is spoken. Give another text."
 
 
+# Dots of abbreviations and ordinals are hidden first, in a copy of equal length. Then each stop of
+# the copy ends a sentence of the original, unless it follows the number of a list item, or the next
+# word begins in lower case.
 def sentences_of(paragraph: str, language: str) -> Iterator[str]:
     """Yield the sentences of a paragraph."""
     shown = _without_dots(paragraph, canonical_code(language).split("-")[0])
@@ -96,6 +99,8 @@ def sentences_of(paragraph: str, language: str) -> Iterator[str]:
         yield rest
 
 
+# One pattern finds phonemes and whatever a dot may belong to. The kind of an abbreviation, the word
+# behind it and the text before it decide whether its dot also ends the sentence.
 def _without_dots(text: str, language: str) -> str:
     """Hide phonemes, and dots that end no sentence by abbreviations.yaml; the length stays."""
     pattern, kinds, starts = _abbreviations(language)
@@ -145,8 +150,7 @@ def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]
 
 def clauses_of(sentence: str, max_characters: int) -> Iterator[str]:
     """Halve a sentence until each part is short enough, but for phonemes."""
-    ends = _breaks(sentence) if len(sentence) > max_characters else []
-    if not ends:
+    if len(sentence) <= max_characters or not (ends := _breaks(sentence)):
         yield sentence
         return
     middle = min(ends, key=lambda end: abs(end - len(sentence) / 2))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -22,7 +23,7 @@ class SymbolTable:
     @classmethod
     def from_sequences(cls, sequences: Iterable[Iterable[str]]) -> "SymbolTable":
         """Return the table of all symbols in `sequences`, in code point order."""
-        return cls(tuple(sorted(set().union(*sequences))))
+        return cls(tuple(sorted(set(chain.from_iterable(sequences)))))
 
     def __len__(self) -> int:
         return FIRST_SYMBOL_ID + len(self.symbols)

@@ -14,7 +14,8 @@ from myxtts.base.errors import ConfigError
 from myxtts.base.files import check_writable, json_bytes, write_whole
 from myxtts.text.words import Word
 
-# A separator between words lasts at least a frame. Shorter than the closure of a stop, it is none.
+# Shorter gaps between words are no pauses: a separator lasts at least a frame, and a gap shorter
+# than the closure of a stop belongs to the stop.
 LEAST_PAUSE_S = 0.05
 # Two lines of a subtitle.
 CUE_CHARACTERS = 84
@@ -51,7 +52,10 @@ def time_words(words: Sequence[Word], edges_s: np.ndarray) -> list[TimedWord]:
     times = zip(phonemes, starts_s.tolist(), ends_s.tolist(), strict=True)
     timed = []
     for word in words:
-        phones = [Span(phoneme.text, *of) for phoneme, *of in islice(times, len(word.phonemes))]
+        phones = [
+            Span(phoneme.text, start_s, end_s)
+            for phoneme, start_s, end_s in islice(times, len(word.phonemes))
+        ]
         timed.append(TimedWord(word.text, phones[0].start_s, phones[-1].end_s, phones))
     return timed
 
@@ -81,9 +85,11 @@ def times_files(
     files = []
     for recording in recordings:
         name = os.path.basename(recording)
-        below = os.path.relpath(recording, corpus) if corpus else name
-        # Through links a recording may be elsewhere.
-        name = name if below.startswith("..") else below
+        if corpus:
+            below = os.path.relpath(recording, corpus)
+            # Through links a recording may be elsewhere.
+            if not below.startswith(".."):
+                name = below
         files.append((out / name).with_suffix(f".{form}"))
     if len(set(files)) < len(files):
         raise ConfigError(
@@ -174,7 +180,8 @@ def _without_gaps(spans: Sequence[Span], duration_s: float) -> list[Span]:
     for span in [*spans, Span("", duration_s, duration_s)]:
         if span.start_s > end_s:
             filled.append(Span("", end_s, span.start_s))
-        filled += [span] if span.end_s > span.start_s else []
+        if span.end_s > span.start_s:
+            filled.append(span)
         end_s = span.end_s
     return filled
 

@@ -62,6 +62,9 @@ def words_of_symbols(symbols: Sequence[str]) -> list[Word]:
     return words
 
 
+# Each word is read alone, and the readings are joined. The edits between them and the symbols of
+# the whole text tell where the beginning of each word went. The phonemes up to the next beginning
+# are the word's; a word that keeps none is joined to its neighbour.
 def words_of_text(
     text: str, language: str, frontend: TextFrontend, symbols: Sequence[str]
 ) -> list[Word]:
@@ -77,7 +80,8 @@ def words_of_text(
     starts = []
     for name in names:
         reading = frontend.symbols(name, language)
-        alone += [" "] if alone and reading else []
+        if alone and reading:
+            alone.append(" ")
         starts.append(len(alone))
         alone += reading
     phonemes = phonemes_of(symbols)

@@ -33,7 +33,7 @@ from myxtts.trial.stages import StageProfile
 if TYPE_CHECKING:
     from myxtts.run.hooks import Hook
 
-# They take some seconds with a large model.
+# Enough for a stable mean; with a large model they take some seconds.
 MEASURED_STEPS = 40
 
 # Bounds that differ by less than this factor decide nothing: stages vary and share hardware.
@@ -45,7 +45,7 @@ END_S = 10.0
 # GPUs whose measured speeds differ by less count as equal.
 EQUAL_SPEEDS = 1.06
 
-# Of a training step; the gradient takes about twice as long as the losses.
+# Share of a training step that validation repeats: the gradient takes twice as long as the losses.
 FORWARD = 1 / 3
 
 Measured = TypeVar("Measured")
@@ -55,6 +55,11 @@ Measure = Callable[[Config, int], Measured]
 log = logging.getLogger(__name__)
 
 
+# Settings without GPUs come in, and the same settings with GPUs and shares go out. Four cases leave
+# nothing to measure: GPUs are named already (an error), there are several workers (an error), there
+# is one device, or the run resumes with the placement that it had. Otherwise each GPU is measured
+# in a process of its own, all placements are ranked by their bounds, and the best two are timed if
+# their bounds are close.
 def choose_placement(
     config: Config, measure: Measure[StageProfile], time_batches: Measure[float]
 ) -> Config:
@@ -105,7 +110,8 @@ def choose_placement(
         log.info(
             "placement auto a step of %d replicas has %d times the utterances: --batch-size is per"
             " replica",
-            *(best.replicas,) * 2,
+            best.replicas,
+            best.replicas,
         )
     placed = settings_of(best, config)
     if config.data.batch_shares == "auto" and best.replicas > 1:
@@ -135,21 +141,24 @@ def faster(best: Sequence[Estimate], time_batches: Measure[float], config: Confi
     return candidates.rank(timed)[0].candidate
 
 
+# GPU n makes the batches on which GPU n + 1 trains, the last one for the first, so each GPU is
+# measured once in each role. A GPU without enough memory for a step keeps its speed of producing,
+# and gets an endless step, so that no placement trains on it. The times of the first GPU that can
+# train become the profile, and the others are expressed as speeds relative to it. Speeds within
+# EQUAL_SPEEDS become exactly equal, so that noise does not prefer one of equal GPUs.
 def measure_gpus(
     measure: Measure[StageProfile], config: Config, gpus: int
 ) -> tuple[StageProfile, Speeds]:
     """Measure the stages on each GPU, and log their means; return the profile of the first ones,
     with the longest all-reduce, and the speeds of all relative to it.
 
-    Each GPU makes the batches once, and trains once on those of the GPU before it, if its memory is
-    enough for a step. Simulated GPUs share one CPU, so they are equal.
+    Each GPU makes batches once, and trains once on the batches of the GPU before it, if its memory
+    is enough for a step. Simulated GPUs share one CPU, so they are equal.
     """
 
     def measured(data: int, model: int) -> StageProfile:
-        log.info(
-            "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains",
-            *(MEASURED_STEPS, data, model),
-        )
+        line = "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains"
+        log.info(line, MEASURED_STEPS, data, model)
         placed = with_placement(config, data_gpu=data, model_gpu=model, batch_shares=())
         profile = in_subprocess(measure, placed)
         log.info("  %s", format_means(profile, config))
@@ -209,14 +218,16 @@ def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> li
     data, accumulation = config.data, config.training.gradient_accumulation
     mean_s = profile.times.per_reader(data.num_workers).mean_s()
     # A batch of the bound is a microbatch.
-    costs = data.num_workers, profile.all_reduce_s / accumulation
-    observer = config.placement.observer
-    found = candidates.candidate_placements(speeds, mean_s, data.batch_size, *costs, observer)
+    workers, reduce_s = data.num_workers, profile.all_reduce_s / accumulation
+    found = candidates.candidate_placements(
+        speeds, mean_s, data.batch_size, workers, reduce_s, config.placement.observer
+    )
     # XLA compiles the step of one device.
     if config.training.compile == "xla":
         found = [candidate for candidate in found if candidate.replicas == 1]
     observe_s = observe_per_step_s(profile, config) / accumulation
-    return candidates.rank(candidate.bound(mean_s, *costs, observe_s) for candidate in found)
+    bounds = (each.bound(mean_s, workers, reduce_s, observe_s) for each in found)
+    return candidates.rank(bounds)
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
@@ -245,6 +256,9 @@ def format_means(profile: StageProfile, config: Config) -> str:
     return f"milliseconds per batch: {', '.join(figures)} ({notes})"
 
 
+# The child gets the function, the settings and one end of a pipe. It sends its result, or the error
+# that the user has to see; if it dies, the pipe ends without a message. Whatever happens, it is
+# ended before this function returns: first by SIGTERM, so that it can remove its temporary folder.
 def in_subprocess(measure: Measure[Measured], config: Config) -> Measured:
     """Call `measure` in another process, so that this one configures no device and takes no memory.
 
@@ -286,8 +300,8 @@ def in_subprocess(measure: Measure[Measured], config: Config) -> Measured:
 
 
 def _send_result(sender: Connection, measure: Measure, config: Config, parent: int) -> None:
-    # This process dies with its parent, which ends it at Ctrl-C and logs the warnings of a run when
-    # the run begins.
+    # Warnings of a run are logged once, when the run itself begins, so they are silent here.
+    # This process dies with its parent, which ends it at Ctrl-C.
     child_setup(parent)()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("myxtts").setLevel(logging.ERROR)

@@ -14,10 +14,11 @@ from myxtts.devicefeed.routes import Placement
 from myxtts.placement.bound import Speeds, Work, analytic_bound, parts_of, ring_all_reduce_s
 from myxtts.placement.settings import named_data_gpus, plan_routes
 
-# A smaller difference decides nothing.
+# Bounds within this fraction of each other count as equal; the simpler placement wins.
 TIE_TOLERANCE = 0.02
 
-# Of more GPUs, not every order of them is tried in the roles of a placement.
+# Up to this number of GPUs, every order of them is tried in the roles of a placement. With more,
+# four orders are tried: by number and by speed, each forwards and backwards.
 MAX_PERMUTED = 5
 
 
@@ -37,7 +38,9 @@ class Candidate:
         name, models = self.placement.name, self.settings.model_gpus
         if len(models) > 1 and set(models) & set(named_data_gpus(self.settings)):
             name += ", data GPU trains too"
-        return f"{name}, unequal shares" if self.shares else name
+        if self.shares:
+            name += ", unequal shares"
+        return name
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -47,21 +50,23 @@ class Candidate:
     @property
     def work(self) -> Work:
         batches = [Fraction(n * self.replicas, sum(self.rows)) for n in self.rows]
-        by_device = (
+        produce, step, fixed = (
             {device.name: of_gpus[device.physical or 0] for device in self.placement.devices}
             for of_gpus in self.speeds
         )
-        return Work(batches, *by_device)
+        return Work(batches, produce, step, fixed)
 
     def bound(
         self, mean_s: Mapping[str, float], workers: int, all_reduce_s: float, observe_s: float = 0.0
     ) -> "Estimate":
-        """Return the formula and the value of `analytic_bound`; the all-reduce is that of two
+        """Return the formula and the value of `analytic_bound`; `all_reduce_s` is the time of two
         replicas.
         """
-        reduce_s = ring_all_reduce_s(all_reduce_s, self.replicas)
-        costs = workers, reduce_s, observe_s, self.placement.observer, self.work
-        return Estimate(self, *analytic_bound(self.placement.routes, mean_s, *costs))
+        placed, reduce_s = self.placement, ring_all_reduce_s(all_reduce_s, self.replicas)
+        formula, batch_s = analytic_bound(
+            placed.routes, mean_s, workers, reduce_s, observe_s, placed.observer, self.work
+        )
+        return Estimate(self, formula, batch_s)
 
     @property
     def replicas(self) -> int:
@@ -108,6 +113,11 @@ class Estimate(NamedTuple):
     batch_s: float
 
 
+# Roles come first: how many GPUs make all batches, and how many train. Each pair of roles is a
+# placement that flags can select. Then GPUs are dealt to the roles, in every order or in four, and
+# orders that give a role the same GPUs count once. Each such assignment gets shares of producing by
+# speed, and rows by `_rows_of`. Of each pair of roles, the assignment with the lowest bound is
+# kept.
 def candidate_placements(
     speeds: Speeds,
     mean_s: Mapping[str, float],
@@ -116,8 +126,8 @@ def candidate_placements(
     all_reduce_s: float = 0.0,
     observer: ObserverPlace = "auto",
 ) -> list[Candidate]:
-    """Return every placement that flags can select, one for each way to share the roles, without
-    those that leave a replica no row. The GPUs of the roles are those of the lowest bound.
+    """Return every placement that flags can select, one for each way to share the roles: the one
+    with the lowest bound. Placements that leave a replica no row are left out.
 
     Args:
         mean_s: of a batch, by stage, as `analytic_bound` takes it.
@@ -153,11 +163,18 @@ def candidate_placements(
             tuple(tuple(sorted(order[place] for place in role)) for role in roles)
             for order in orders
         )
-        found = (assigned(*pair) for pair in pairs if all(speeds.step[gpu] for gpu in pair[1]))
+        found = (
+            assigned(data, models)
+            for data, models in pairs
+            if all(speeds.step[gpu] for gpu in models)
+        )
         candidates += sorted((each for each in found if 0 not in each.rows), key=bound_s)[:1]
     return candidates
 
 
+# A replica's step has a part that grows with its rows and a part that does not. Batches that it
+# makes for itself alone grow with its rows as well. `water_fill` divides the rows of a step so that
+# the sum of both parts is equal on all replicas, and `deal_rows` rounds to whole rows.
 def _rows_of(candidate: Candidate, mean_s: Mapping[str, float]) -> tuple[int, ...]:
     """Return rows with which all replicas work equally long in a step."""
     routes, work, rows = candidate.placement.routes, candidate.work, candidate.rows
@@ -183,6 +200,8 @@ def rank(estimates: Iterable[Estimate]) -> list[Estimate]:
     """
     remaining = sorted(estimates, key=lambda estimate: estimate.batch_s)
     ranked = []
+    # The lowest bound opens a group of all that are within the tolerance; the simplest of them is
+    # ranked next, and the others compete again in the next group.
     while remaining:
         most_s = remaining[0].batch_s / (1.0 - TIE_TOLERANCE)
         tied = [estimate for estimate in remaining if estimate.batch_s <= most_s]

@@ -77,7 +77,7 @@ class Measurement:
 
     @property
     def duration_s(self) -> float:
-        """Mean duration of the untraced runs, whose times are those of training."""
+        """Mean duration of the untraced runs, which are as fast as training."""
         return float(np.mean(self.untraced_s))
 
     @property
@@ -129,6 +129,9 @@ def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
     return rows, measurement.traced[-1].spans
 
 
+# Each stage is first measured alone on sample batches. Then whole runs are timed, two of each kind
+# by turns: untraced, whose duration counts, and traced, whose spans show who waited for whom. The
+# all-reduce is last, because it needs a strategy of its own.
 def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list[Row]]:
     """Measure each stage in isolation, all stages together in untraced and traced runs, and the use
     of the devices.
@@ -180,9 +183,10 @@ def usage_rows(usage: GpuUsage) -> Iterator[Row]:
     figures = usage.figures()
     for gpu, of_gpu in figures.items():
         text = "{utilisation:.0%} busy, {least_utilisation:.0%} in the least busy second"
-        text += ", {watts:.0f} W" if of_gpu["watts"] else ""
+        if of_gpu["watts"]:
+            text += ", {watts:.0f} W"
         yield Row(f"GPU {gpu}", f"{text}, {{memory_mib:.0f}} MiB".format(**of_gpu))
-    text = f"no usage from the driver: {usage.reason}" if usage.reason else ""
+    text = usage.reason and f"no usage from the driver: {usage.reason}"
     yield Row("GPUs", text, gpu_usage=figures, no_usage_reason=usage.reason)
 
 
@@ -205,21 +209,23 @@ def _stage_rows(measurement: Measurement) -> Iterator[Row]:
     rows = []
     for stage in STAGES:
         shared_s = measurement.shared_s[stage]
-        rate = float(measurement.work.sum()) / shared_s if shared_s else None
+        rate, rate_text = None, "no time"
+        if shared_s:
+            rate = float(measurement.work.sum()) / shared_s
+            rate_text = f"{rate:.1f}"
         mean_s = float(measurement.isolated[stage].mean())
         variation = coefficient_of_variation(measurement.isolated[stage])
         stages[stage] = {"mean_s": mean_s, "variation": variation, "audio_seconds_per_s": rate}
-        rate_text = "no time" if rate is None else f"{rate:.1f}"
         text = f"{rate_text:>17}   {1e3 * mean_s:12.2f}   {variation:9.1%}"
         rows.append(Row(f"  {stage}", text))
     header = f"{'audio s/s':>17}   ms per batch   variation"
     yield Row("isolated", header, stages=stages, producers=measurement.producers)
     yield from rows
-    share = None
+    share, text = None, ""
     if measurement.produce_without_teacher_s is not None:
         without_s = float(measurement.produce_without_teacher_s.sum())
         share = max(0.0, 1.0 - without_s / float(measurement.isolated.produce_s.sum()))
-    text = "" if share is None else "{teacher_share:.0%} of producing"
+        text = "{teacher_share:.0%} of producing"
     yield Row("teacher", text, teacher_share=share)
 
 
@@ -297,9 +303,7 @@ def _advice_rows(
 
 
 def assess_profile(measurement: Measurement) -> assess.Assessment:
-    """Compare the placement with others; its times are those of a step, of the batches that the
-    step accumulates.
-    """
+    """Compare the placement with others. Times are of a step with all that it accumulates."""
     steps = len(measurement.traced[0].step_s)
     data_busy = None
     if measurement.route.is_between_devices:
@@ -328,10 +332,14 @@ class Recommendation(NamedTuple):
     gain: float
 
 
+# For the slowest causes in turn, `assess.candidates` names changes of settings. The bound is
+# computed again with each change: no reading with a cache, more workers, other devices. What it
+# gains over the present bound is the most that the change can bring. Deeper queues change no bound;
+# they can bring what the run lacks to its own bound.
 def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation]:
-    """Return changes of settings whose bound is lower than that of the present ones by more than
-    the noise, the best first; and deeper queues where stages vary, whose gain is what the run
-    lacks to its bound.
+    """Return changes of settings that lower the bound by more than the noise, the best first.
+
+    Deeper queues are among them where stages vary; their gain is the gap from the run to its bound.
     """
     route, single = measurement.route, not measurement.route.is_between_devices
     mean_s = measurement.isolated.per_reader(data.num_workers).mean_s()
@@ -339,8 +347,9 @@ def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation
     min_gain = max(measurement.noise, MIN_GAIN)
     recommendations = []
     for stage in (*STAGES, "variation"):
-        present = single, measurement.devices, measurement.producers
-        for change in assess.candidates(stage, data, *present):
+        for change in assess.candidates(
+            stage, data, single, measurement.devices, measurement.producers
+        ):
             placed, costs, workers = route, mean_s, data.num_workers
             if "cache_dataset" in change:
                 costs = mean_s | {"read": 0.0}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +42,10 @@ from myxtts.run.stop_request import StopRequest
 from myxtts.tasks.tts.teacher import NullTeacher
 from myxtts.trial.stages import StageProfile, StageTimes
 
-# Steps that are not measured: later steps neither fill an empty queue nor trace.
+# The first steps are not measured: they fill empty queues and trace.
 WARM_UP = 5
 
-# Batches that the stages are measured on, which bounds the memory.
+# Batches of each bucket that stages are measured on, again and again. It bounds the memory.
 SAMPLES_PER_BUCKET = 2
 
 ALL_REDUCES = 20
@@ -133,6 +134,10 @@ def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
     return MeasurementWindow(*map(np.array, zip(*columns, strict=True)))
 
 
+# A temporary run is set up. Its stages are timed one after the other on the same sample batches,
+# then a step with half of the rows, from which the fixed part of a step follows, then samples and
+# an evaluation, and the all-reduce if there are two devices. It runs in a process of its own, so it
+# leaves nothing configured behind.
 def measure_stage_times(config: Config, steps: int) -> StageProfile:
     """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an
     all-reduce; raises UserError as `open_run`.
@@ -144,9 +149,9 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         fixed = measure_fixed(run, window, features, times)
         held_out = run.setup.corpora.held_out
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
-        observations_s = time_observations(run.setup, config.run)
+        samples_s, evaluation_s = time_observations(run.setup, config.run)
         all_reduce_s = measure_all_reduce(run) if run.setup.between_devices else 0.0
-        return StageProfile(times, all_reduce_s, held_out_batches, *observations_s, fixed)
+        return StageProfile(times, all_reduce_s, held_out_batches, samples_s, evaluation_s, fixed)
 
 
 def time_batches(config: Config, steps: int) -> float:
@@ -173,6 +178,8 @@ def measure_isolated(
     return StageTimes(read_s, produce_s, transfer_s, step_s), features
 
 
+# If a step takes F + n · R for n rows, half of the rows take F + n · R / 2, so the fixed share is
+# twice the ratio of both times minus 1.
 def measure_fixed(
     run: ProfiledRun, window: MeasurementWindow, features: SampleBatches, times: StageTimes
 ) -> float:
@@ -400,6 +407,7 @@ def run_traced(run: ProfiledRun, pipeline: Pipeline, steps: int) -> TracedRun:
     return TracedRun(total, step_s, [*of_batches, *measured])
 
 
+# The loop runs twice: a warm-up that fills queues and traces, then the measured steps.
 def _run_together(
     run: ProfiledRun, step: Step, pipeline: Pipeline, steps: int, timeline: Timeline
 ) -> Interval:
@@ -428,7 +436,7 @@ def train_steps(
         timeline: gets the spans of all steps.
     """
     routes = setup.replicas.routes
-    producers = set().union(*(route.data_devices for route in routes))
+    producers = set(chain.from_iterable(route.data_devices for route in routes))
     clock = Clock(producers=len(producers), replicas=len(routes), timeline=timeline)
     schedule = replace(schedule, total_steps=setup.state.step + steps, checkpoint_every=0)
     loop.train(setup.state, step, feed, schedule, [], save_nothing, clock, StopRequest())
@@ -449,7 +457,7 @@ def step_spans(spans: Sequence[Span]) -> list[Span]:
 
 
 class SynchronousStep(Step):
-    """A step that waits for its device, so that the times of its calls are those of the device."""
+    """A step that waits for its device, so that a call lasts as long as the device works."""
 
     def __init__(self, step: Step):
         # It is the same step, with its compiled functions and what they hold.

@@ -35,10 +35,10 @@ from myxtts.text.symbols import PADDING_ID
 from myxtts.text.times import TimedWord, time_words, times_files, write_times
 from myxtts.text.words import words_of_text
 
-# Subtitles are searched so far from their times, in such steps.
+# Subtitles are searched up to 3 s from their times, in steps of 0.25 s.
 MOST_SHIFT_S = 3.0
 SHIFT_STEP_S = 0.25
-# So much more evidence must be elsewhere. An utterance that begins and ends with a pause fits as
+# A text is moved if this much more evidence is elsewhere. An utterance between two pauses fits as
 # well a quarter of a second away.
 LEAST_GAIN = 0.1
 SHOWN = 10
@@ -56,6 +56,9 @@ class Fit(NamedTuple):
     shift_s: float = 0.0
 
 
+# The corpus is read as for training, and its unusable rows are listed. All utterances are aligned,
+# those of one recording are collected, and each recording gets one file of times. Texts that do not
+# fit get no times; alignment.csv lists them first.
 def align_corpus(
     run: Path,
     train_data: Path,
@@ -68,9 +71,8 @@ def align_corpus(
     """Write the times of the words of each recording, and list how well each text fits.
 
     The folder gets a file of each recording, in a form of `times.FORMS`, `alignment.csv` and
-    `rejected.csv`. A language is that of rows without one, by default that of the run; `reading`
-    has other options of `read_corpus`. Raises UserError if the run, the corpus or the folder is
-    unusable.
+    `rejected.csv`. `language` is for rows without one, by default the run's; `reading` has other
+    options of `read_corpus`. Raises UserError if the run, the corpus or the folder is unusable.
     """
     trained = TrainedRun.open(run, checkpoint)
     trained.check_task("tts")
@@ -101,7 +103,13 @@ def align_corpus(
 
 
 class Aligner:
-    """The aligner of a voice on a device, and the loudness that it was trained with."""
+    """The aligner of a voice on a device, and the loudness that it was trained with.
+
+        aligner = Aligner(network, "/CPU:0")
+        path, evidence, _ = aligner([wave], [tokens], np.array([0]))[0]
+
+    It is compiled once, for any lengths.
+    """
 
     def __init__(self, network: XTTS, device: str, loudness: float | None = None):
         def align(wave, samples, tokens, token_count, language):
@@ -109,7 +117,7 @@ class Aligner:
                 batch = {"tokens": tokens, "token_count": token_count, "language": language}
                 mel = log_mel(with_loudness(wave, loudness, samples), samples)
                 frames = frame_count(samples)
-                # Each is the reference of itself.
+                # Each utterance is its own reference, which knows its voice and its room best.
                 batch |= {"mel": mel, "frames": frames}
                 batch |= {"reference": mel, "reference_frames": frames}
                 scores, prior = network.score_tokens(batch)
@@ -128,11 +136,19 @@ class Aligner:
 
         `languages` are rows of the vocabulary's languages, integers [B].
         """
-        inputs = *pad_rows(waves, 0.0), *pad_rows(tokens, PADDING_ID), languages.astype(np.int32)
-        rows = zip(*(value.numpy() for value in self._align(*inputs)), waves, strict=True)
+        wave_rows, samples = pad_rows(waves, 0.0)
+        token_rows, counts = pad_rows(tokens, PADDING_ID)
+        paths, evidence = self._align(
+            wave_rows, samples, token_rows, counts, languages.astype(np.int32)
+        )
+        rows = zip(paths.numpy(), evidence.numpy(), waves, strict=True)
         return [Fit(path[: frame_count(len(wave))], float(gain)) for path, gain, wave in rows]
 
 
+# First each utterance is aligned where the corpus says it is, in batches of similar length. Only
+# then is the median evidence known, by which a stretch of a longer recording counts as suspicious.
+# Such a text is searched nearby, which takes as long as 25 alignments, and moved if it fits clearly
+# better.
 def fit_corpus(aligner: Aligner, manifest: Manifest) -> list[Fit]:
     """Return the alignment of each utterance, where its text is if it is not far."""
     tokens = [manifest.tokens_of(row) for row in range(len(manifest))]
@@ -144,7 +160,6 @@ def fit_corpus(aligner: Aligner, manifest: Manifest) -> list[Fit]:
         waves = [read_row(manifest, row) for row in rows]
         found = aligner(waves, [tokens[row] for row in rows], manifest.language[rows])
         fits |= zip(rows, found, strict=True)
-    # A search takes as long as 25 alignments.
     suspicious = max(LEAST_EVIDENCE, np.median([fit.evidence for fit in fits.values()]))
     for row in np.flatnonzero(manifest.starts != WHOLE).tolist():
         if fits[row].evidence < suspicious:
@@ -169,6 +184,7 @@ def search_nearby(aligner: Aligner, manifest: Manifest, row: int, tokens: np.nda
     return fits[best]._replace(shift_s=float(first + places[best] - start) / SAMPLE_RATE_HZ)
 
 
+# The path has a token for each frame. The first frame of each token is the time at which it begins.
 def timed_words(manifest: Manifest, row: int, fit: Fit, record: Record) -> list[TimedWord]:
     """Return the words of an utterance with their times in its recording."""
     tokens = manifest.tokens_of(row)

@@ -2,7 +2,7 @@
 
 A voice has the signatures `serving_default` (ids → wave) and `reference` (wave → mel), a vocoder
 `serving_default` (mel → wave) and `log_mel` (wave → mel). metadata.json next to saved_model.pb has
-the audio format and the vocoder; that of a voice also ids, text front end and default options.
+the audio format and the vocoder; a voice adds ids, text front end and default options.
 """
 
 import logging
@@ -54,6 +54,10 @@ class Export(NamedTuple):
     document: dict[str, Any]
 
 
+# Everything that can be wrong is checked before the network is built: the folder, the vocoder, the
+# flags that do not go together, the packages of a page. Then one of three exports is written into a
+# hidden folder beside the target and renamed: a SavedModel of a voice, a SavedModel of a vocoder,
+# or files for players. The CPU traces it, so that no device name gets into the files.
 def export_run(
     run: Path,
     out: Path,
@@ -68,8 +72,8 @@ def export_run(
     """Write a voice or a vocoder as a SavedModel that names no device, or as files for players.
 
     Raises UserError if the run, the vocoder or the output is unusable. The folder `out` appears
-    only when it is complete. Speakers by name and the language are those of such files; "web" is
-    "onnx" with a page and what it needs of `node_modules`. The other arguments are those of
+    only when it is complete. References by speaker and the language are for such files; "web" is
+    "onnx" with a page and the files it needs of `node_modules`. Other arguments as in
     `Synthesizer`.
     """
     check_new_folder(out)
@@ -164,6 +168,7 @@ def synthesis_module(
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
     def synthesize(*inputs):
+        # The seed of the mel also draws the phases or the noise of the vocoder.
         mel, frames, _ = network.synthesize_mel(*inputs)
         *_, seed = inputs
         return padded_waves(vocoder, mel, frames, seed) | {"mel": mel}
@@ -213,7 +218,7 @@ def padded_waves(vocoder: VocoderProtocol, mel, frames, seed):
 
 
 def vocoder_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
-    """Return the metadata.json of a vocoder, which is a part of that of a voice."""
+    """Return the metadata.json of a vocoder; a voice's has the same and more."""
     settings = record.settings
     origin = {"task": settings.model.task, "run": settings.run.run, "step": record.step}
     return {"format": FORMAT, **origin, **record.audio_format, "vocoder": vocoder.metadata}

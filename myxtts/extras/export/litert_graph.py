@@ -13,11 +13,13 @@ from myxtts.extras.export.portable_functions import normal_numbers
 from myxtts.extras.export.portable_graph import REPLACED, portable_function
 
 KINDS = ("float32", "float16", "int8")
-# Steps of a cycle; the sum of 20 s of 150 Hz is 3,000 cycles, 12 bits more.
+# Fixed-point steps in a cycle of phase. The sum over 20 s of 150 Hz is 3,000 cycles, 12 bits more.
 FIXED_POINT = float(2**40)
 HALF_WORD = 1 << 16
 
 
+# The traced function is rewritten without what LiteRT lacks, saved once, and converted three times:
+# as it is, with weights of 16 bits, and with weights of 8 bits.
 def litert_models(traced, output: str) -> dict[str, bytes]:
     """Return the models of a traced function of one tensor, which they call `output`, by KINDS."""
     module = tf.Module()
@@ -86,7 +88,7 @@ def product(word, factor: int):
     return high + upper(middle_0) + upper(middle_1) + carry, whole
 
 
-# Those of float64 are phases, of which the fraction alone is used.
+# Cumulative sums in float64 are phases, and only their fractions are used.
 def _cumulative(operation: tf.Operation, x, axis):
     if operation.inputs[0].dtype != tf.float64:
         return None
@@ -95,7 +97,9 @@ def _cumulative(operation: tf.Operation, x, axis):
 
 
 def _absolute(operation: tf.Operation, x):
-    return tf.maximum(x, -x) if operation.inputs[0].dtype == tf.int64 else None
+    if operation.inputs[0].dtype != tf.int64:
+        return None
+    return tf.maximum(x, -x)
 
 
 _REPLACED: dict[str, Callable] = {

@@ -34,12 +34,12 @@ _SAME = {
 }
 _REPLACED: dict[str, Callable] = {
     **REPLACED,
-    "StatelessRandomNormal": lambda _, *x: normal_numbers(*x),
+    "StatelessRandomNormal": lambda _, shape, seed: normal_numbers(shape, seed),
     "Sigmoid": lambda _, x: sigmoid(x),
     "Erfc": lambda _, x: 1.0 - tf.math.erf(x),
     "Conv2D": lambda operation, x, kernel: convolution(x, kernel, operation.get_attr("padding")),
     "Atan2": lambda _, y, x: _angle(y, x),
-    # ONNX's own takes -1 for the last class.
+    # ONNX's own OneHot takes -1 for the last class, and TensorFlow's for none.
     "OneHot": lambda _, index, depth, on, off: tf.where(
         tf.equal(tf.expand_dims(index, -1), tf.range(depth)), on, off
     ),
@@ -49,6 +49,10 @@ _REPLACED: dict[str, Callable] = {
 _REDUCTIONS = {name: f"Reduce{name}" for name in "Mean Sum Max Min Prod".split()}
 
 
+# A traced function comes in. Its operations without a counterpart are rewritten in TensorFlow
+# first. Then each operation is translated in the order of the trace; shapes and constants are
+# folded on the way, since ONNX runtimes want them as constants. Last, nodes that the output does
+# not need are dropped, and the rest becomes a model with named inputs.
 def onnx_graph(traced, name: str, output: str, metadata: dict[str, str]):
     """Return the ONNX model of a traced function of one tensor, which it calls `output`."""
     from onnx import helper
@@ -79,8 +83,9 @@ def _value_info(name: str, tensor):
 def _kind(dtype: tf.DType) -> int:
     from onnx import helper
 
-    numpy_type = np.dtype(dtype.as_numpy_dtype)
-    return helper.np_dtype_to_tensor_dtype(np.dtype(np.int64) if dtype == tf.int32 else numpy_type)
+    if dtype == tf.int32:
+        dtype = tf.int64
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype.as_numpy_dtype))
 
 
 def _angle(y, x):
@@ -109,7 +114,9 @@ class _Builder:
         return [*map(self.named, evaluated(traced, inputs, known_values(traced), translated))]
 
     def named(self, value: Any) -> str:
-        return self.constant(value) if isinstance(value, np.ndarray | np.generic) else value
+        if isinstance(value, np.ndarray | np.generic):
+            return self.constant(value)
+        return value
 
     def translate(self, operation: tf.Operation, inputs: list[str]) -> list[str]:
         kind = operation.type
@@ -181,6 +188,10 @@ class _Builder:
             return self._scalars[vector][index]
         return self.add("Gather", vector, self.constant([index]), axis=0)
 
+    # One TensorFlow slice can do four things. The axes are walked once: an ellipsis skips some, a
+    # new axis and a shrunken one are noted for later, and a range becomes a Slice unless it takes
+    # everything. Afterwards shrunken axes are gathered, from the last to the first so that earlier
+    # numbers stay right, and new axes are inserted.
     def strided_slice(
         self, operation: tf.Operation, x: str, begin: str, end: str, step: str
     ) -> str:
@@ -211,15 +222,17 @@ class _Builder:
                     first, last = (0, MAX_INT64) if stride > 0 else (MAX_INT64, -MAX_INT64)
                     start = self.constant([first]) if has["begin"] else self.element(begin, i)
                     stop = self.constant([last]) if has["end"] else self.element(end, i)
-                    by = self.constant([axis]), self.constant([stride])
-                    x = self.add("Slice", x, start, stop, *by)
+                    along, by = self.constant([axis]), self.constant([stride])
+                    x = self.add("Slice", x, start, stop, along, by)
                 axis, place = axis + 1, place + 1
         for axis, index in reversed(removed):
             scalar = self.add("Squeeze", index, self.constant([0]))
             if self.is_constant(index):
                 scalar = self.constant(self.value(index)[0])
             x = self.add("Gather", x, scalar, axis=axis)
-        return self.add("Unsqueeze", x, self.constant(added)) if added else x
+        if not added:
+            return x
+        return self.add("Unsqueeze", x, self.constant(added))
 
     def product(self, operation: tf.Operation, a: str, b: str) -> str:
         """Multiply matrices, of which either may be transposed."""
@@ -236,7 +249,8 @@ class _Builder:
                 else:
                     factor = self.add("Transpose", factor, perm=order)
             factors.append(factor)
-        return self.add("MatMul", *factors)
+        left, right = factors
+        return self.add("MatMul", left, right)
 
     def pad(self, operation: tf.Operation, x: str, paddings: str, value: str = "") -> str:
         if self.is_constant(paddings):
@@ -250,7 +264,8 @@ class _Builder:
 
     def split(self, x: str, axis: int, sizes: Sequence[int]) -> list[str]:
         ends = [self.constant([end]) for end in np.cumsum([0, *sizes])]
-        return [self.add("Slice", x, *pair, self.constant([axis])) for pair in pairwise(ends)]
+        along = self.constant([axis])
+        return [self.add("Slice", x, start, end, along) for start, end in pairwise(ends)]
 
     def gather(self, operation: tf.Operation, x: str, index: str, axis: str) -> str:
         batch = operation.get_attr("batch_dims")
@@ -295,11 +310,11 @@ _OTHER: dict[str, Callable] = {
     "ArgMax": lambda b, _, x, axis: b.add("ArgMax", x, axis=int(b.value(axis)), keepdims=0),
     "Fill": lambda b, _, shape, value: b.add("Expand", value, shape),
     "Where": lambda b, _, x: b.add("Transpose", b.add("NonZero", x), perm=[1, 0]),
-    "NotEqual": lambda b, _, *inputs: b.add("Not", b.add("Equal", *inputs)),
-    "FloorDiv": lambda b, _, *inputs: b.add("Div", *inputs),  # of numbers from 0
+    "NotEqual": lambda b, _, x, y: b.add("Not", b.add("Equal", x, y)),
+    "FloorDiv": lambda b, _, x, y: b.add("Div", x, y),  # of numbers from 0
     "Square": lambda b, _, x: b.add("Mul", x, x),
     "Rsqrt": lambda b, _, x: b.add("Reciprocal", b.add("Sqrt", x)),
     "Log1p": lambda b, _, x: b.add("Log", b.add("Add", x, b.constant(np.float32(1)))),
-    "SquaredDifference": lambda b, _, *inputs: _OTHER["Square"](b, _, b.add("Sub", *inputs)),
-    "RightShift": lambda b, _, *inputs: b.add("BitShift", *inputs, direction="RIGHT"),
+    "SquaredDifference": lambda b, _, x, y: _OTHER["Square"](b, _, b.add("Sub", x, y)),
+    "RightShift": lambda b, _, x, places: b.add("BitShift", x, places, direction="RIGHT"),
 }

@@ -44,6 +44,10 @@ class PlayerIds(NamedTuple):
     marks: int
 
 
+# A player sends one id for each code point, but a symbol of the voice may have several: a letter
+# and its marks. So a small automaton is built. States are the beginnings of symbols; `joined` leads
+# from a state and the next mark to a longer beginning, and `symbol` says which states are whole
+# symbols. The graph walks it with plain gathers, see `tokens_of`.
 def player_ids(symbols: Sequence[str]) -> PlayerIds:
     """Return the ids of the code points of a voice's symbols, in the order of its table."""
     points = [unicodedata.normalize("NFD", symbol) for symbol in symbols]
@@ -73,6 +77,9 @@ def player_ids(symbols: Sequence[str]) -> PlayerIds:
     return PlayerIds(of_point, symbol, joined, is_mark, max(map(len, points), default=1) - 1)
 
 
+# All positions are walked at once: each id takes the marks behind it one by one, as far as there
+# are marks. Positions that are marks themselves begin no symbol, and are then dropped with the
+# padding.
 def tokens_of(ids, table: PlayerIds):
     """Return the tokens of the ids of a player: int64 [N] -> int32 [1, M], without padding.
 
@@ -111,14 +118,14 @@ def mel_function(
 
     `speakers` has a row for each.
     """
-    speakers = SpeakerCondition(*(np.asarray(part) for part in speakers))
+    speakers = SpeakerCondition._make(np.asarray(part) for part in speakers)
 
     def mel_of(ids, lengths, scales, sid=None):
         tokens = tokens_of(ids[0, : lengths[0]], table)
         row = tf.zeros([1], tf.int64) if sid is None else sid
         texts = {"tokens": tokens, "token_count": tf.shape(tokens)[1:]}
         mel, _, _ = network.mel_of_texts(
-            SpeakerCondition(*(tf.gather(part, row) for part in speakers)),
+            SpeakerCondition._make(tf.gather(part, row) for part in speakers),
             texts,
             options.speed / tf.clip_by_value(scales[1], 1 / MAX_SPEED, 1 / MIN_SPEED),
             options.pitch_semitones,

@@ -33,7 +33,7 @@ from myxtts.text.languages import choose_language
 
 _OF_ONNX = "onnx", "onnxruntime"
 PACKAGES = {"onnx": _OF_ONNX, "web": _OF_ONNX, "litert": ("ai_edge_litert",)}
-# Smaller tensors are biases and the like.
+# Tensors with fewer values are biases and the like, and stay float32.
 MIN_REDUCED = 1024
 REPEATS = 3
 
@@ -51,6 +51,9 @@ class Graph(NamedTuple):
     vocoder: OnnxVocoder | None = None  # which follows in the file
 
 
+# A vocoder alone is one graph. A voice is a graph from ids to sound, with the vocoder inside; each
+# speaker is a reference that is encoded now, once. The graph is written in several precisions, and
+# each file is loaded again and measured, so that README.md has its speed and its error.
 def write_player_files(
     form: str,
     run: TrainedRun,
@@ -93,6 +96,10 @@ def write_player_files(
     write_whole(folder / "README.md", README.format(**names, table=table, text=text).encode())
 
 
+# The network is asked now what it makes of each speaker and the language, so the graph has these as
+# constants. What is left as input is what a player knows: ids, their number, three scales, and the
+# number of the speaker. A vocoder that is itself a file of ONNX is appended later, so then the
+# graph ends with the mel.
 def voice_graph(
     run: TrainedRun,
     vocoder: NetworkVocoder | OnnxVocoder,
@@ -111,10 +118,13 @@ def voice_graph(
     options = synthesis_options(record.settings.model)
     row, symbols = record.vocabulary.languages.index(language), record.vocabulary.symbols.symbols
     conditions = [speaker_condition(network, mel, row) for mel in speakers.values()]
-    condition = SpeakerCondition(*(np.concatenate(part) for part in zip(*conditions, strict=True)))
+    parts = zip(*conditions, strict=True)
+    condition = SpeakerCondition._make(np.concatenate(part) for part in parts)
     table = piper.player_ids(symbols)
     mel_of = piper.mel_function(network, condition, table, options)
-    file = vocoder if isinstance(vocoder, OnnxVocoder) else None
+    file, output = None, "output"
+    if isinstance(vocoder, OnnxVocoder):
+        file, output = vocoder, "mel"
 
     def speak(*inputs):
         mel, seed = mel_of(*inputs), tf.constant([options.seed, 0])
@@ -125,12 +135,12 @@ def voice_graph(
     signature = piper.voice_signature(len(speakers))
     traced = tf.function(speak, input_signature=signature, autograph=False)
     espeak_voice = voice_of(language)
-    texts = language, espeak_voice, list(speakers), record.frontend, symbols
-    document = piper.voice_document(table, *texts)
+    document = piper.voice_document(
+        table, language, espeak_voice, list(speakers), record.frontend, symbols
+    )
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
     inputs = voice_inputs(player_ids_of(example, document["phoneme_id_map"]), len(speakers))
     variables = [*network.variables, *vocoder.variables]
-    output = "mel" if file else "output"
     graph = Graph(traced.get_concrete_function(), output, metadata, variables, inputs, file)
     return graph, document
 
@@ -139,8 +149,10 @@ def held_out_texts(run: TrainedRun) -> list[list[str]]:
     """Return the symbols of the utterances that a run held out; all of its table without a list."""
     symbols = run.record.vocabulary.symbols
     found = read_manifest(run.path / "manifest-validation.npz")
-    rows = [found[0].tokens_of(row) for row in range(len(found[0]))] if found else []
-    return [*map(symbols.decode, rows)] or [[*symbols.symbols]]
+    if not found or not len(found[0]):
+        return [[*symbols.symbols]]
+    manifest, _ = found
+    return [symbols.decode(manifest.tokens_of(row)) for row in range(len(manifest))]
 
 
 def vocoder_graph(run: TrainedRun, device: str) -> Graph:
@@ -169,7 +181,8 @@ def speaker_condition(network: XTTS, mel: np.ndarray, language: int) -> SpeakerC
         "reference_frames": tf.constant([len(mel)]),
         "language": tf.constant([language]),
     }
-    return SpeakerCondition(*(x.numpy() for x in network.speaker_condition(batch, tf.ones([1]))))
+    condition = network.speaker_condition(batch, tf.ones([1]))
+    return SpeakerCondition._make(part.numpy() for part in condition)
 
 
 def speaker_mels(
@@ -203,6 +216,8 @@ def speaker_mels(
     return mels
 
 
+# The vocoder's file is brought to the same opset, its names get a prefix, and its input is
+# connected to the mel. Its output gets the shape that players expect.
 def with_vocoder(model, vocoder: OnnxVocoder):
     """Return the model of a voice, whose output is a mel, with a vocoder behind it."""
     from onnx import TensorProto, compose, helper, load, numpy_helper, version_converter
@@ -252,6 +267,8 @@ def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
     return {KINDS[0]: model.SerializeToString(), **reduced}
 
 
+# Each trained matrix is replaced by a smaller constant and a node that restores it under the old
+# name, so the rest of the graph need not change. These nodes come first.
 def reduced_model(model, trained: Collection[str], kind: str) -> bytes:
     """Store trained matrices of a model in fewer bits; they are multiplied in float32.
 
@@ -333,7 +350,7 @@ def measured(speak: Callable, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray
 
 
 def difference(wave: np.ndarray, expected: np.ndarray) -> str:
-    """Return the RMS of the difference as a fraction of that of the wave."""
+    """Return the RMS of the difference over the RMS of the wave."""
     if wave.size != expected.size:
         return f"{wave.size / expected.size:.3f} of the length"
     error = np.sqrt(np.mean(np.square(wave.ravel() - expected.ravel())))

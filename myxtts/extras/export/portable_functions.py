@@ -18,7 +18,7 @@ PHILOX_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 PHILOX_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 LOW_32 = 0xFFFFFFFF
 MANTISSA = 1 << 23
-# Of TensorFlow's Box-Muller transform.
+# The least uniform number of TensorFlow's Box-Muller transform, whose logarithm stays finite.
 MIN_UNIFORM = 1e-7
 
 
@@ -103,6 +103,9 @@ def _product(word, factor: int):
     )
 
 
+# Philox counts: each counter is scrambled with the key in ten rounds and becomes four random words.
+# The key and the first counter follow from the seed, now. Words become uniform numbers in [0, 1) by
+# their last 23 bits, and pairs of these become pairs of normal numbers.
 def normal_numbers(shape, seed, word=tf.uint64, product: Callable = _product):
     """Compute `tf.random.stateless_normal` as on a CPU; the seed is known.
 
@@ -116,7 +119,7 @@ def normal_numbers(shape, seed, word=tf.uint64, product: Callable = _product):
         return np.array(number, np.uint32).astype(word.as_numpy_dtype)
 
     count = tf.reduce_prod(shape)
-    # Each draw of four words is of the counter after that of the previous one.
+    # Each draw of four words takes the next counter.
     first = tf.cast(tf.range((count + 3) // 4), word)
     words = [first, *(tf.fill(tf.shape(first), constant(part)) for part in _words(counter)[1:])]
     keys = _words(key)

@@ -18,7 +18,7 @@ REPLACED: dict[str, Callable] = {
     "Complex": lambda _, real, imaginary: Complex(real, imaginary),
     "RFFT": lambda _, frames, length: portable_functions.real_transform(frames),
     "IRFFT": lambda _, spectrum, length: portable_functions.inverse_real_transform(spectrum),
-    "UpperBound": lambda _, *x: portable_functions.upper_bound(*x),
+    "UpperBound": lambda _, rows, values: portable_functions.upper_bound(rows, values),
 }
 _OF_COMPLEX: dict[str, Callable] = {
     "Shape": lambda x: tf.shape(x.real),
@@ -31,6 +31,9 @@ _OF_COMPLEX: dict[str, Callable] = {
 }
 
 
+# The operations of the trace are visited in order with the values that their inputs became. Each is
+# replaced, applied to the two parts of a complex tensor, or copied into the new graph with other
+# inputs. Values that no input changes were computed before and enter as constants, each only once.
 def portable_function(
     traced, output: str, replaced: Mapping[str, Callable], types: Mapping[tf.DType, tf.DType] = {}
 ):
@@ -119,6 +122,8 @@ def inputs_of(traced) -> list[tf.Tensor]:
     return [x for x in traced.inputs if x.ref() not in captured]
 
 
+# An operation changes if any of its inputs does. The other values that changing operations take are
+# computed in one session, with the values of the variables in place of their handles.
 def known_values(traced) -> dict[Any, np.ndarray]:
     """Return the values that operations take, or the function returns, and no input changes."""
     changing = {x.ref() for x in inputs_of(traced)}

@@ -15,7 +15,7 @@ ESPEAK = "espeak-ng.js", "espeak-ng.wasm"
 def npm_files(node_modules: Path, text_frontend: str) -> dict[str, bytes]:
     """Return the files of npm that the page of a voice needs; raises ConfigError if one is missing.
 
-    They are those of onnxruntime-web and, for phonemes, espeak-ng.
+    They come from the packages onnxruntime-web and, for phonemes, espeak-ng.
     """
     files = dict.fromkeys(RUNTIME, "onnxruntime-web")
     if text_frontend == "phonemes":

@@ -57,6 +57,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     return 0
 
 
+# The table goes to the console. The page gets the worst clips of each fault with their sound, until
+# the room for sound is used up. The list of what to exclude is written last.
 def report(inspection: Inspection, corpus: str, folder: Path) -> None:
     """Print what was found, and write a list of the faulty clips into a folder, and a page.
 

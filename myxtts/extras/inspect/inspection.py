@@ -42,15 +42,18 @@ MIN_END_DB = -8.0
 MIN_BANDWIDTH = 0.6  # of the median
 MAX_LOUDNESS_LU = 12.0  # from the median
 MIN_COPY, COPY_S = 0.99, 0.02
-# A voice needs some sounds to be known: in one word it is that of its vowels.
+# A clip this long has enough sounds to judge its voice; a single word shows only its vowels.
 MIN_VOICE_S, MIN_VOICES = 1.4, 20
-# And from the median: whole clips of a synthesizer differ more than their halves do.
+# A voice is another one if it is this far away, and this many medians of the distances. Whole clips
+# of a synthesizer differ more than their halves do.
 MAX_VOICE_DISTANCE, MAX_MEDIANS = 7.0, 2.5
 MEDOIDS = 500
-# Deviations, and the logarithm of a factor of 1.6.
+# A line is fitted to 20 clips of a language or more. A clip does not fit if it is 5 deviations and
+# a factor of 1.6, whose logarithm is 0.47, from the line.
 MIN_FITTED, MAX_DEVIATIONS, MAX_LOG_RATIO = 20, 5.0, 0.47
 MAX_FOREIGN_LETTERS = 0.5
-# A fault of more of the clips is how the corpus sounds.
+# If more than half of the clips would be excluded, the most frequent fault excludes none: the
+# corpus sounds like that.
 MAX_EXCLUDED = 0.5
 SHOWN_NAMES = 5
 MEASURES = {
@@ -64,7 +67,7 @@ MEASURES = {
     "fall within 0.1 s, dB": "decay_db",
     "F0, Hz": "f0_hz",
 }
-# Sounds that would be taken for others: music rings on, and no pitch or pause is seen through it.
+# Faults that hide others: music rings on, and no pitch or pause is seen through it.
 SOUNDS = ("clipping", "music", "hum", "echo", "noise", "bandwidth")
 
 log = logging.getLogger(__name__)
@@ -160,11 +163,13 @@ class Inspection:
         lines += ["", f"{'measure':<28} {'5 %':>9} {'median':>9} {'95 %':>9}"]
         for name, *values in self.measures():
             lines.append(" ".join([f"{name:<28}", *(f"{value:>9.2f}" for value in values)]))
+        if not self.findings:
+            return "\n".join([*lines, "", "no faults found"])
         lines += ["", f"{'fault':<12} {'clips':>5}  the worst"]
         for fault, findings in self.of_fault().items():
             worst = f"{findings[0].id}: {findings[0].detail}"
             lines.append(f"{fault:<12} {len(findings):>5}  {worst}")
-        return "\n".join(lines if self.findings else [*lines[:-2], "", "no faults found"])
+        return "\n".join(lines)
 
     def of_fault(self) -> dict[str, list[Finding]]:
         """Return the findings of each fault, the most frequent fault and the worst clip first."""
@@ -199,6 +204,9 @@ class Inspection:
         return len(lines)
 
 
+# Rows that cannot be used are rejected as in training. All others are measured, in threads, once.
+# Then faults are found: of single clips against fixed limits and medians, and of clips against all
+# others. `_findings` has the order.
 def inspect_corpus(data: DataConfig, frontend: TextFrontend | None = None) -> Inspection:
     """Measure the clips of --train-data, and of its metadata_eval.csv, and find those with faults.
 
@@ -236,14 +244,23 @@ def _measured(
         start, samples = int(manifest.starts[row]), int(manifest.samples[row])
         path = manifest.paths[row]
         try:
-            sound = read_clip(path, start, samples)
+            wave, rate_hz = read_clip(path, start, samples)
         except DataError as error:
             # Its header is intact, or it has changed.
             rejected.append(RejectedRow(str(rows.metadata), 0, path, "unreadable", str(error)))
             return None
-        names = manifest.names_of(row, vocabulary)
-        place = start, samples, int(symbols[row])
-        return Clip(manifest.ids[row], path, manifest.texts[row], *names, *place, measure(*sound))
+        speaker, language = manifest.names_of(row, vocabulary)
+        return Clip(
+            manifest.ids[row],
+            path,
+            manifest.texts[row],
+            speaker,
+            language,
+            start,
+            samples,
+            int(symbols[row]),
+            measure(wave, rate_hz),
+        )
 
     # NumPy computes most of it without Python's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -274,10 +291,12 @@ def _sounds(manifest: Manifest, vocabulary: Vocabulary) -> np.ndarray:
     return np.diff(sums[np.cumsum(np.pad(manifest.token_counts, (1, 0)))])
 
 
+# Faults of the sound come first, since voices are compared only among clips without them: noise and
+# music would look like another speaker. Length and script are judged last, by the texts.
 def _findings(clips: Sequence[Clip]) -> list[Finding]:
     median_hz = float(np.median([clip.quality.bandwidth_hz for clip in clips]))
     loud = [clip.quality.loudness for clip in clips if np.isfinite(clip.quality.loudness)]
-    median_lufs = float(np.median(loud)) if loud else 0.0
+    median_lufs = float(np.median(loud or [0.0]))
     findings: list[Finding] = []
     for clip in clips:
         findings += _sound_faults(clip, median_hz, median_lufs)
@@ -328,6 +347,7 @@ def _sound_faults(clip: Clip, median_hz: float, median_lufs: float) -> Iterator[
         yield finding("cut off", f"ends {of.end_db:+.0f} dB from the level of speech", of.end_db)
 
 
+# Clips are sorted by length, and each is compared with those that are at most COPY_S longer.
 def _copies(clips: Sequence[Clip]) -> Iterator[Finding]:
     """Yield each clip but the first of those that have the same sound, other texts first.
 
@@ -349,8 +369,11 @@ def _copies(clips: Sequence[Clip]) -> Iterator[Finding]:
                 yield Finding(second.id, "duplicate", detail, float(differs))
 
 
+# Two halves of a clip have one speaker, so their differences show how much a voice varies by
+# itself. In that unit, the clip that is nearest to most others stands for a speaker, and clips far
+# from it, by a fixed limit and by the spread of this speaker, have another voice.
 def _other_speakers(clips: Sequence[Clip]) -> Iterator[Finding]:
-    """Yield clips whose voice is far from that of most clips under the same name.
+    """Yield clips whose voice is far from most clips under the same name.
 
     The unit of the distance is how the halves of a clip differ, which one speaker says.
     """
@@ -363,7 +386,7 @@ def _other_speakers(clips: Sequence[Clip]) -> Iterator[Finding]:
         return
     voices = np.stack([clip.quality.voice for clip in judged]).astype(np.float64)
     halves = voices[:, 1] - voices[:, 2]
-    # Of a mean over a whole clip, which has twice the sounds of a half.
+    # Halved, to be the covariance of means over whole clips, which have twice the sounds of a half.
     covariance = halves.T @ halves / len(halves) / 2
     scale = np.linalg.cholesky(np.linalg.pinv(covariance + 1e-6 * np.eye(len(covariance))))
     whitened = voices[:, 0] @ scale
@@ -381,6 +404,8 @@ def _other_speakers(clips: Sequence[Clip]) -> Iterator[Finding]:
                 yield Finding(judged[row].id, "speaker", detail, distance)
 
 
+# A line is fitted through sounds and seconds of all clips of a language. Clips far off the line
+# were cut wrongly or have another text.
 def _misfits(clips: Sequence[Clip]) -> Iterator[Finding]:
     """Yield clips that last longer or shorter than others of so many sounds in their language."""
     for language in dict.fromkeys(clip.language for clip in clips):

@@ -17,9 +17,10 @@ NOTE_HZ = 100.0, 4_000.0
 NOTE_DB, NOTE_RANGE_DB, HUM_RANGE_DB = 6.0, 50.0, 60.0
 # A short clip may be one word, whose vowel is held for a third of it.
 MIN_MUSIC_S = 3.0
-# Wind, steps and an offset of the samples lie below.
+# Frequencies below are left out: wind, steps, and an offset of the samples.
 LOWEST_HZ = 62.5
-# Of frames that belong to speech, below the 95th percentile; and of what is heard at the ends.
+# Frames within 25 dB of the 95th percentile are speech. At the ends, sound is heard down to 40 dB
+# below it; the level of the very end is measured over 15 ms.
 ACTIVE_DB, END_DB, END_S = 25.0, 40.0, 0.015
 FLOOR = 1e-13  # power of -130 dB
 BANDWIDTH_DB = 65.0
@@ -75,6 +76,9 @@ class Quality(NamedTuple):
     voice: np.ndarray
 
 
+# One spectrogram of short windows gives level, noise, bandwidth, decay, shape and timbre. One of
+# long windows gives hum and notes, which a voice cannot hold for so long. Pitch, echo, loudness and
+# clipping are measured on the wave.
 def measure(wave: np.ndarray, rate_hz: int) -> Quality:
     """Measure a recording; one of less than MIN_S is padded with silence."""
     wave = np.pad(wave, (0, max(round(MIN_S * rate_hz) - len(wave), 0)))
@@ -158,7 +162,8 @@ def notes(level: np.ndarray) -> float:
     As Seyerlehner et al. 2007 ("Automatic Music Detection in Television Productions") find music
     under speech by frequencies that stay active. A held sound of speech has one, at most times.
     """
-    level = level[:, slice(*(round(hz * LONG_S) for hz in NOTE_HZ))]
+    low, high = (round(hz * LONG_S) for hz in NOTE_HZ)
+    level = level[:, low:high]
     level = np.maximum(level, level.max() - NOTE_RANGE_DB)
     middle = level[:, 4:-4]
     is_peak = (middle > level[:, 3:-5]) & (middle > level[:, 5:-3])
@@ -190,10 +195,12 @@ def decay(power: np.ndarray, rate_hz: int) -> float:
     return float(np.percentile(level[:-frames] - level[frames:], 95))
 
 
+# The autocorrelation of each frame, without the window's own, peaks at the period. Frames with a
+# weak peak, or much below the loud ones, are unvoiced.
 def f0(wave: np.ndarray, rate_hz: int) -> np.ndarray:
     """Return F0 in Hz every F0_HOP_S by autocorrelation, float [frames]; NaN without voice.
 
-    The autocorrelation is divided by that of the window (Boersma 1993).
+    The autocorrelation is divided by the window's own (Boersma 1993).
     """
     size, hop = round(F0_FRAME_S * rate_hz), round(F0_HOP_S * rate_hz)
     frames = np.lib.stride_tricks.sliding_window_view(wave, size)[::hop]
@@ -212,7 +219,9 @@ def f0(wave: np.ndarray, rate_hz: int) -> np.ndarray:
 
 def median_f0(pitch: np.ndarray, unvoiced: float = np.nan) -> float:
     voiced = pitch[~np.isnan(pitch)]
-    return float(np.median(voiced)) if len(voiced) >= MIN_VOICED else unvoiced
+    if len(voiced) < MIN_VOICED:
+        return unvoiced
+    return float(np.median(voiced))
 
 
 def bands(power: np.ndarray, rate_hz: int, count: int) -> np.ndarray:

@@ -58,5 +58,6 @@ def evidence_of(aligner: Aligner, record: Record, clips: list[Clip]) -> Iterator
     for first in range(0, len(known), BATCH_UTTERANCES):
         batch, tokens, rows = zip(*known[first : first + BATCH_UTTERANCES], strict=True)
         waves = [read_wave(clip.path, clip.samples, start=clip.start) for clip in batch]
+        # Clips of similar lengths share a batch, so that little is padded.
         fits = aligner(waves, tokens, np.array(rows))
         yield from ((clip.id, fit.evidence) for clip, fit in zip(batch, fits, strict=True))

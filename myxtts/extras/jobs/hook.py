@@ -44,6 +44,9 @@ def make(
     return SyncWeights(weight_sync, checkpoints)
 
 
+# A run that was stopped within a sync has saved its checkpoint before it. The sync is done now,
+# before the first step. If it loads the average, the step's observations are of that average, and a
+# checkpoint is saved at once, so that the sync is never repeated.
 def finish_pending_sync(
     weight_sync: WeightSync, setup: TrainingSetup, checkpoints: Checkpoints, request: StopRequest
 ) -> None:

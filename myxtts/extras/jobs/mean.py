@@ -23,6 +23,8 @@ def normalised(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
+# All archives are opened, and must have the same names. Then the arrays are taken name by name:
+# each is checked and added in float64, so a single array of each and the sum are in memory.
 def weighted_mean(
     groups: Sequence[Group], weights: Sequence[float]
 ) -> Iterator[tuple[str, np.ndarray]]:

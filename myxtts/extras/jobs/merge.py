@@ -125,6 +125,8 @@ def merge_weights(inputs: Sequence[TrainedRun], given: Sequence[float] | None) -
     return weights
 
 
+# The first difference is reported with both values; of a tuple, the first place at which they
+# differ.
 def check_compatible(inputs: Sequence[TrainedRun], force: bool) -> None:
     """Raise CheckpointError, with the first difference, if two inputs have other signatures."""
     signature = signature_of(inputs[0].record)
@@ -144,6 +146,8 @@ def check_compatible(inputs: Sequence[TrainedRun], force: bool) -> None:
             )
 
 
+# Variables are read name by name, one of each input at a time. Inner products of each pair are
+# added up by layer, and cosine and distance follow from the sums.
 def layer_distances(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
     """Return the lowest cosine similarity and the largest distance of any two groups, by layer.
 
@@ -188,6 +192,9 @@ def layer_table(layers: Mapping[str, tuple[float, float]]) -> str:
     return "\n".join([*lines, ""])
 
 
+# All inputs and paths are checked before anything is written. The mean is written into a hidden
+# folder with the settings of the first input. With --val-data, the inputs and the mean are
+# measured; if an input is better, its weights replace the mean. Then the folder gets its name.
 def merge(
     checkpoints: Sequence[Path],
     output: Path,
@@ -203,8 +210,8 @@ def merge(
 
     Args:
         checkpoints: 2 folders or more, of checkpoints, or of runs at their best or newest one.
-        corpora: `train_data`, `val_data`, `audio_root` and `exclude` of the new run, where they are
-            not those of its first input.
+        corpora: `train_data`, `val_data`, `audio_root` and `exclude` of the new run, where they
+            differ from its first input.
         force: also merge inputs that differ in what is FORCEABLE.
     """
     for checkpoint in checkpoints:
@@ -282,7 +289,7 @@ def read_held_out(config: Config, first: TrainedRun, output: Path) -> Manifest:
     log.info("corpus form    %s", rows.form)
     (rows,), excluded = leave_out(config.data.exclude, rows)
     manifest, _, rejected = build_manifest(
-        *(rows, config.data, rule, first.record.vocabulary), frontend=first.record.frontend
+        rows, config.data, rule, first.record.vocabulary, frontend=first.record.frontend
     )
     unusable = [*rows.rejected, *rejected]
     if unusable or excluded:

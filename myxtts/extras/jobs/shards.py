@@ -36,6 +36,9 @@ def shard_file(shard: int) -> str:
     return f"shard-{shard}.csv"
 
 
+# Files of an earlier, other split are an error, since shards must be disjoint. The corpus is loaded
+# as a run would, its utterances are assigned, and each shard is written as a table that `train`
+# reads, with paths relative to one common folder.
 def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     """Write `count` shards of a run's corpus as CSV files; the same arguments give the same files.
 
@@ -120,7 +123,9 @@ def _write_rows(
     STRETCH, in seconds, follows if some are not whole files.
     """
     has_stretches = np.any(manifest.starts != WHOLE)
-    header = COLUMNS + STRETCH if has_stretches else COLUMNS
+    header: tuple[str, ...] = COLUMNS
+    if has_stretches:
+        header += STRETCH
     lines: list[Sequence[str]] = [header]
     for row in rows:
         audio = os.path.relpath(manifest.paths[row], audio_root)

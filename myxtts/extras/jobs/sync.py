@@ -10,7 +10,7 @@ jobs with lower numbers go first. Fewer jobs than the quorum do not average, so 
 do not see each other cannot train apart. The average is published by a rename that succeeds only
 once, so all jobs load the same average.
 
-The outer optimizer is that of DiLoCo (Douillard et al. 2023), with Nesterov's momentum. Its
+The outer optimizer is DiLoCo's (Douillard et al. 2023), with Nesterov's momentum. Its
 gradient is the mean change of the weights between two syncs. A learning rate of 1 without momentum
 is plain averaging.
 """
@@ -49,7 +49,7 @@ from myxtts.run.state import TrainingState
 from myxtts.run.step import unscaled
 
 POLL_S = 0.2
-# So long a job leaves the averaging to each job before it, which may have died.
+# A job waits this long for each job before it to average; that one may have died.
 TAKEOVER_S = 10.0
 KEPT_SYNCS = 3
 OUTER = "outer"  # group of the momentum of the outer optimizer
@@ -108,6 +108,9 @@ class WeightSync:
         at_end = state.step % self._settings.sync_every == 0 or state.step >= self._total_steps
         return at_end and state.audio_s_since_sync > 0
 
+    # The weights are written as a contribution, and the average is awaited, or made by this job.
+    # Then it is loaded. A job that comes after the average exists contributes nothing: it loads the
+    # newest one and continues at its step, without its own work since the last sync.
     def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool:
         """Contribute the weights, wait for the average and load it.
 
@@ -134,7 +137,10 @@ class WeightSync:
         line = "sync           average of jobs %s at step %d, after %.1f s"
         log.info(line, jobs, newest, waited_s)
         if self._settings.job not in participants:
-            line = "this job was late: it goes on at step %d without its updates since the sync"
+            line = (
+                "this job was late: it goes on at step %d without its updates since the sync; if it"
+                " often is, raise --sync-timeout"
+            )
             log.warning(line, newest)
         if newest > step:
             state.step = newest
@@ -142,6 +148,10 @@ class WeightSync:
         state.audio_s_since_sync = 0.0
         return True
 
+    # The folder is polled. Below the quorum a job waits until the timeout ends the run. With the
+    # quorum it waits for all expected jobs, or for the timeout. From then on, the first job
+    # averages at once, and each further one only if those before it have not within TAKEOVER_S
+    # each.
     def _wait_for_average(
         self, step: int, trained: Sequence[str], stop_requested: Callable[[], bool]
     ) -> int | None:
@@ -158,7 +168,6 @@ class WeightSync:
             jobs = range(self._settings.jobs)
             present = [job for job in jobs if (self._folder(step) / f"job-{job:03d}").exists()]
             now_s = self._clock_s()
-            # One job averages: the first that is present, or the next one if that died.
             is_late = now_s - began_s >= self._settings.sync_timeout
             if len(present) < self._quorum:
                 found = f"{len(present)} of {self._settings.jobs} jobs have arrived at step {step}"
@@ -169,7 +178,7 @@ class WeightSync:
                         " that all jobs run and see the same folder, and resume with --resume."
                     )
                 if now_s >= warn_s:
-                    log.warning("%s; the others may be late, or see another folder", found)
+                    log.warning("%s; the others may be late, or have another --sync-dir", found)
                     warn_s = math.inf
             elif is_late or self._expected_jobs().issubset(present):
                 ready_s = min(ready_s, now_s)
@@ -188,6 +197,9 @@ class WeightSync:
         jobs = {int(path.name.removeprefix("loaded-by-job-")) for path in loaded}
         return jobs.union(entry.job for entry in participants)
 
+    # Contributions that cannot be read are left out; those of other settings are an error. Weights
+    # of the mean are the seconds of audio since the last sync. The record counts for each job the
+    # syncs that it missed.
     def _average(self, step: int, jobs: Sequence[int], trained: Sequence[str]) -> None:
         """Publish the mean of these jobs' contributions; damaged ones are left out."""
         contributions: dict[int, Checkpoint] = {}
@@ -322,4 +334,6 @@ def common_settings(record: Record) -> dict[str, Any]:
 
 
 def _moved(array: np.ndarray, change: np.ndarray | None) -> np.ndarray:
-    return array if change is None else array + change
+    if change is None:
+        return array
+    return array + change

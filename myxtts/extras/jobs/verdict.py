@@ -118,7 +118,7 @@ def judge(
 ) -> Verdict:
     """Measure the inputs and their mean on GPU 0 or else the CPU.
 
-    Settings and folder are those of the merged run.
+    Settings and folder belong to the merged run.
     """
     placement = devices.configure_default()
     evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
@@ -133,6 +133,9 @@ def judge(
     return Verdict(measurements, evaluate(mean), criterion, note)
 
 
+# One network of the first input is built, and the held-out utterances get one pipeline. For each
+# set of coefficients, the mean is loaded into that network and the same validation runs, so that
+# all figures are comparable.
 def make_evaluator(
     inputs: Sequence[TrainedRun], held_out: Manifest, config: Config, route: Route, folder: Path
 ) -> Callable[[Coefficients], Measurement]:
@@ -159,12 +162,13 @@ def make_evaluator(
     def evaluate(coefficients: Coefficients) -> Measurement:
         pairs = zip(map(weights_group, inputs), coefficients, strict=True)
         used = [(group, coefficient) for group, coefficient in pairs if coefficient]
-        mean = dict(weighted_mean(*zip(*used, strict=True)))
+        groups, weights = zip(*used, strict=True)
+        mean = dict(weighted_mean(groups, weights))
         load_variables(inputs[0].checkpoint, {MODEL: variables}, {MODEL: mean})
         results = validation.evaluate()
         metric_and_loss = np.array([results[name] for name in names])
         metric_and_loss[~np.isfinite(metric_and_loss)] = math.inf
-        return Measurement(*metric_and_loss.tolist())
+        return Measurement._make(metric_and_loss.tolist())
 
     return evaluate
 
@@ -194,9 +198,9 @@ class MelDistortion:
         mels, frames, _ = self._network.synthesize(
             *(features[name] for name in TEXT_INPUTS), self._options
         )
-        columns = (features["mel"], features["frames"], mels, frames)
-        rows_of_columns = zip(*(column.numpy() for column in columns), strict=True)
-        for recorded, length, mel, mel_length in rows_of_columns:
+        recordings = zip(features["mel"].numpy(), features["frames"].numpy(), strict=True)
+        spoken = zip(mels.numpy(), frames.numpy(), strict=True)
+        for (recorded, length), (mel, mel_length) in zip(recordings, spoken, strict=True):
             self._distortions_db.append(distortion_db(recorded[:length], mel[:mel_length]))
 
     def result(self) -> dict[str, float]:

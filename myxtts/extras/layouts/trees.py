@@ -50,7 +50,7 @@ LABEL = re.compile(r"^[\s–-]*([^\W\d_][^:\n]{0,30}):\s", re.M)
 
 
 class _Tree(NamedTuple):
-    """The folder that names are relative to, that of the audio, and counts of what is left out."""
+    """The folder that names are relative to, the audio's folder, and counts of what is left out."""
 
     folder: Path
     audio: AudioFolder
@@ -66,9 +66,9 @@ def read_tree(options: CorpusOptions) -> Layout | None:
 
     Of a corpus with splits, those whose folders are called train… are read.
     """
-    is_folder = os.path.isdir(options.path)
-    folder = options.path if is_folder else options.path.parent
-    files = list(files_below(folder)) if is_folder else [options.path.name]
+    folder, files = options.path.parent, [options.path.name]
+    if os.path.isdir(options.path):
+        folder, files = options.path, list(files_below(options.path))
     tree = _Tree(folder, AudioFolder(options.root or folder), options, Counter())
     for form, (pattern, read) in TREES.items():
         texts = [file for file in files if re.search(pattern, file)]
@@ -137,7 +137,7 @@ def _folders(tree: _Tree, file: str) -> Iterator[AnyRow]:
 
 
 def _speaker_of(file: str) -> str:
-    """Return the folder below female/ or male/, as in M-AILABS, or else that of the file."""
+    """Return the folder below female/ or male/, as in M-AILABS, or else the file's folder."""
     *folders, _ = file.split("/")
     for gender in ("female", "male"):
         if gender in folders[:-1]:
@@ -145,6 +145,9 @@ def _speaker_of(file: str) -> str:
     return folders[-1]
 
 
+# The recording is found by the name of the subtitles. Cues are split from the text and get times,
+# speaker and words. What is not spoken is removed and counted. Last, captions that roll lose the
+# words they repeat.
 def _subtitles(tree: _Tree, file: str) -> Iterator[AnyRow]:
     """talk.srt or talk.vtt beside talk.mp3; talk.en.srt if the language is en."""
     stem = os.path.splitext(file)[0]
@@ -170,9 +173,11 @@ def _subtitles(tree: _Tree, file: str) -> Iterator[AnyRow]:
             row = _row(tree, file, line, found or f"{stem}.wav", said, name[1] if name else "")
             rows.append(row._replace(start_s=_seconds(times[1]), end_s=_seconds(times[2])))
     for row in _unrolled(rows, tree.left_out):
-        fault = f"a word is spoken, but not written: {row.text}"
-        is_hidden = HIDDEN.search(row.text)
-        yield malformed(tree.folder / file, row.line, row.audio, fault) if is_hidden else row
+        if HIDDEN.search(row.text):
+            fault = f"a word is spoken, but not written: {row.text}"
+            yield malformed(tree.folder / file, row.line, row.audio, fault)
+        else:
+            yield row
 
 
 def _spoken(text: str, has_names: bool, left_out: Counter[str]) -> str:
@@ -186,6 +191,8 @@ def _spoken(text: str, has_names: bool, left_out: Counter[str]) -> str:
     return " ".join(text.split())
 
 
+# For each cue, the longest beginning is found that ends the cue before. It is a repetition unless
+# both cues are spoken at the same time. Only if most cues repeat something do the captions roll.
 def _unrolled(rows: list[Row], left_out: Counter[str]) -> list[Row]:
     """Return cues without the words of the cue before, if the captions of a file roll: most cues
     begin with the line before, as in the automatic captions of YouTube.
@@ -197,9 +204,10 @@ def _unrolled(rows: list[Row], left_out: Counter[str]) -> list[Row]:
         words = row.text.split()
         sizes = range(min(len(before), len(words)), 0, -1)
         same = next((size for size in sizes if before[-size:] == words[:size]), 0)
-        # What is in two stretches is heard twice as well.
+        # Words of two stretches that overlap are heard twice, so both keep them.
         length_s = (row.end_s or 0.0) - row.start_s
-        same = 0 if 2 * (end_s - row.start_s) * len(words) > same * length_s else same
+        if 2 * (end_s - row.start_s) * len(words) > same * length_s:
+            same = 0
         if same < len(words):
             new.append(row._replace(text=" ".join(words[same:])))
             # An answer may begin with a short word.
@@ -238,6 +246,9 @@ def _seconds(time: str) -> float:
     return seconds
 
 
+# Tables of Kaldi have a key first. `text` lists the utterances; `segments` says where they are in
+# recordings, `wav.scp` where these are, and two more tables name speakers and languages. A recipe's
+# command is understood if it only decompresses FLAC, and is never run.
 def read_kaldi(options: CorpusOptions) -> Layout | None:
     """Read a folder with wav.scp; `text` is not needed where the task needs no texts."""
     folder = options.path
@@ -247,21 +258,22 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
     files = {"wav.scp": _table(folder / "wav.scp")}
     for name in ("segments", "utt2spk", "utt2lang"):
         files[name] = _table(folder / name) if (folder / name).is_file() else {}
-    names = ["text"] if options.needs_text else ["text", "segments", "wav.scp"]
+    names = ["text"]
+    if not options.needs_text:
+        names += ["segments", "wav.scp"]
     listing = next((folder / name for name in names if (folder / name).is_file()), folder / "text")
     texts = _table(listing)
     rows: list[Row | RejectedRow] = []
     for utterance, (line, text) in texts.items():
         recording = utterance
-        times: tuple[float, float | None] = 0.0, None
+        start_s, end_s = 0.0, None
         try:
             if has_segments:
                 recording, *numbers = files["segments"][utterance][1].split()
                 start_s, end_s = map(float, numbers[:2])
-                times = start_s, end_s
                 # Kaldi has -1 for the end of the recording.
                 if end_s < 0:
-                    times = start_s, None
+                    end_s = None
             audio = files["wav.scp"][recording][1]
         except (KeyError, ValueError):
             fault = "no file in wav.scp, or no recording, start and end in segments"
@@ -275,10 +287,13 @@ def read_kaldi(options: CorpusOptions) -> Layout | None:
             continue
         speaker = files["utt2spk"].get(utterance, (0, ""))[1]
         language = files["utt2lang"].get(utterance, (0, ""))[1]
-        text = text if listing.name == "text" else ""
-        rows.append(Row(line, "", audio, text, speaker, language, *times))
+        if listing.name != "text":
+            text = ""
+        rows.append(Row(line, "", audio, text, speaker, language, start_s, end_s))
     audios = [row.audio for row in rows if isinstance(row, Row)]
-    form = "Kaldi folder with segments" if has_segments else "Kaldi folder"
+    form = "Kaldi folder"
+    if has_segments:
+        form += " with segments"
     folders = folders_of(audios, folder, options.root)
     return Layout(without_capitals(form, rows), listing, rows, folders)
 

@@ -25,6 +25,9 @@ CARD = Path(__file__).with_name("card.md").read_text("utf-8")
 log = logging.getLogger(__name__)
 
 
+# A hidden folder is filled: the exported voice, the weights without names of speakers and files,
+# samples spoken by the exported voice itself, the model card, and checksums of all of them. Then it
+# is renamed.
 def publish_run(
     run: Path,
     out: Path,
@@ -36,8 +39,8 @@ def publish_run(
 ) -> None:
     """Write the folder `out`, which is a run of one checkpoint without what training alone needs.
 
-    `texts` are spoken as samples; the other arguments are those of `export_run`. Raises UserError
-    if the run, the vocoder, a text or the output is unusable.
+    `texts` are spoken as samples; other arguments as in `export_run`. Raises UserError if the run,
+    the vocoder, a text or the output is unusable.
     """
     check_new_folder(out)
     trained = TrainedRun.open(run, checkpoint)
@@ -45,8 +48,15 @@ def publish_run(
     choice = trained.select_vocoder(vocoder)
     with complete_folder(out) as folder:
         folder.mkdir()
-        voice = run, folder / "onnx", checkpoint, vocoder
-        export_run(*voice, form="onnx", references=references, language=language)
+        export_run(
+            run,
+            folder / "onnx",
+            checkpoint,
+            vocoder,
+            form="onnx",
+            references=references,
+            language=language,
+        )
         write_weights(trained, folder)
         if choice.trained:
             write_weights(choice.trained, folder / "vocoder")

@@ -71,6 +71,8 @@ class Desk:
     async def run(self, function: Callable, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
+    # The text is encoded in a thread, and so is each sentence, on demand: between two sentences
+    # other requests have their turn.
     async def speak(self, text: str, **options: Any) -> AsyncIterator[np.ndarray]:
         """Yield the waves of sentences; raises UserError. See `Speaker.speak`."""
         if len(text) > MAX_CHARACTERS:
@@ -85,7 +87,7 @@ class Desk:
         if transcriber is None:
             raise ConfigError("this server has no recogniser. Start it with --recogniser RUN.")
         with self.place(), sent_file(recording) as path:
-            return await self.run(lambda: transcriber(read_recording(path, *RECORDING)))
+            return await self.run(lambda: transcriber(read_recording(path, RECORDING)))
 
 
 @contextmanager
@@ -105,8 +107,10 @@ def message_of(error: Exception, what: str = "the request") -> str:
         mistake = error.errors()[0]
         field = ".".join(map(str, mistake["loc"])) or what
         return f"{field}: {mistake['msg']}. See docs/guides/serving.md."
+    if isinstance(error, ConfigError):
+        return str(error)
     if isinstance(error, UserError):
-        return str(error) if isinstance(error, ConfigError) else _FLAG.sub("", str(error))
+        return _FLAG.sub("", str(error))
     log.error("%s cannot be used: %r", what, error)
     return f"{what} cannot be used: {error!r}"
 

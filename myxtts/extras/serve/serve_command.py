@@ -53,8 +53,9 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     else:
         from myxtts.tasks.tts.run_speaker import RunSpeaker
 
-        of_run = options.language, options.vocoder, options.checkpoint
-        speaker = RunSpeaker(options.run, options.references, *of_run)
+        speaker = RunSpeaker(
+            options.run, options.references, options.language, options.vocoder, options.checkpoint
+        )
     transcribe = None
     if options.recogniser:
         # Imports TensorFlow, which takes seconds.

@@ -89,6 +89,9 @@ class Gate:
     def __init__(self, app: ASGIApp):
         self._app = app
 
+    # The body is received into a file and counted. Then the application answers, with the body
+    # replayed. Meanwhile the next message is awaited: it can only be that the client has left,
+    # which cancels the answer.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
@@ -108,7 +111,9 @@ class Gate:
         leaving = asyncio.ensure_future(receive())
 
         async def replay() -> Message:
-            return messages.pop() if messages else await asyncio.shield(leaving)
+            if messages:
+                return messages.pop()
+            return await asyncio.shield(leaving)
 
         answering = asyncio.ensure_future(self._app(scope, replay, send))
         try:
@@ -177,8 +182,9 @@ class Web:
             if upload is None or isinstance(upload, str):
                 raise DataError("there is no recording. Give it as the form's field `file`.")
             text = await self._desk.transcribe(await upload.read())
-        is_plain = asked.response_format == "text"
-        return PlainTextResponse(text) if is_plain else JSONResponse({"text": text})
+        if asked.response_format == "text":
+            return PlainTextResponse(text)
+        return JSONResponse({"text": text})
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -194,6 +200,8 @@ def serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
     asyncio.run(_serve(desk, host, port, wyoming_port))
 
 
+# HTTP listens first, then Wyoming, so that a port in use is reported before the server seems to
+# run. Both share the event loop with a task that looks for new checkpoints.
 async def _serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
     listening = listen(host, port, "--port")
     app = Web(desk).application()
@@ -217,7 +225,9 @@ async def _serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
 
 def _address(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{host}:{port}"
 
 
 async def _refresh(speaker: Speaker) -> None:

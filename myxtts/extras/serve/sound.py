@@ -76,7 +76,9 @@ class Encoder:
     def encode(self, wave: np.ndarray) -> bytes:
         """Return the bytes that a wave, float32 [samples] at 22,050 Hz, adds; there may be none."""
         self._file.write(soxr.resample(wave, SAMPLE_RATE_HZ, self._form.rate_hz))
-        return self._sink.take() if self._form.is_streamed else b""
+        if not self._form.is_streamed:
+            return b""
+        return self._sink.take()
 
     def end(self) -> bytes:
         """Return the last bytes."""

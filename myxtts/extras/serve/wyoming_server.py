@@ -42,7 +42,11 @@ FORMAT = {"rate": SAMPLE_RATE_HZ, "width": 2, "channels": 1}
 async def start_wyoming(desk: Desk, host: str, port: int) -> asyncio.Server:
     """Serve connections from now on, in the running event loop; raises ConfigError as `listen`."""
     listening = listen(host, port, "--wyoming-port")
-    return await asyncio.start_server(lambda *s: _Connection(desk, *s).run(), sock=listening)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _Connection(desk, reader, writer).run()
+
+    return await asyncio.start_server(connected, sock=listening)
 
 
 class AudioFormat(BaseModel):
@@ -102,6 +106,8 @@ class _Connection:
     async def _send(self, event: Eventable) -> None:
         await async_write_event(event.event(), self._writer)
 
+    # A recording arrives as audio-start, chunks and audio-stop. After an error the rest of it is
+    # ignored, because clients send all of it before they read the answer.
     async def _answer(self, event: Event) -> None:
         if Describe.is_type(event.type):
             await self._send(self._info())

@@ -94,9 +94,11 @@ class PackedRows(Sequence[Row]):
 
     def __getitem__(self, place: Any) -> Any:
         row = self._rows[[place]]
-        words = (self._names(name)[self._column(name)[row][0]] for name in ("speaker", "language"))
+        speaker, language = (
+            self._names(name)[self._column(name)[row][0]] for name in ("speaker", "language")
+        )
         (id_,), (text,) = (self._strings(name, row) for name in ("id", "text"))
-        return Row(int(row[0]) + 1, id_, self._addresses(row)[0], text, *words)
+        return Row(int(row[0]) + 1, id_, self._addresses(row)[0], text, speaker, language)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -117,7 +119,7 @@ class PackedRows(Sequence[Row]):
 
     @cached_property
     def _tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-        """The tokens of all rows, where those of each row begin and end, and their symbols."""
+        """The tokens of all rows, where each row begins and ends among them, and their symbols."""
         column = self.table.column("tokens").chunk(0)
         bounds = column.offsets.to_numpy(zero_copy_only=True)
         tokens = column.values.indices.to_numpy(zero_copy_only=True)
@@ -133,10 +135,18 @@ class PackedRows(Sequence[Row]):
         return self.table.column(name).take(rows).to_pylist()
 
     def _addresses(self, rows: np.ndarray) -> list[str]:
-        columns = (self._column(name)[rows].tolist() for name in ("shard", "begin", "size"))
-        places = zip(*columns, self._strings("id", rows), strict=True)
-        return [Member(self._tars[shard], *place).address for shard, *place in places]
+        shards, begins, sizes = (
+            self._column(name)[rows].tolist() for name in ("shard", "begin", "size")
+        )
+        places = zip(shards, begins, sizes, self._strings("id", rows), strict=True)
+        return [
+            Member(self._tars[shard], begin, size, id_).address
+            for shard, begin, size, id_ in places
+        ]
 
+    # The numbers of the index are used as they are, mapped into memory. Only what depends on this
+    # run is computed: which rows it can use, and which number of its vocabulary each name and
+    # symbol of the index has. Strings are read when somebody asks for them.
     def manifest(
         self,
         data: DataConfig,
@@ -153,8 +163,10 @@ class PackedRows(Sequence[Row]):
         speaker, language = (self._column(kind)[rows] for kind in ("speaker", "language"))
         speakers, languages = map(self._names, ("speaker", "language"))
         used = zip((speakers, languages), (speaker, language), strict=True)
-        words = (tuple(sorted(names[number] for number in np.unique(of))) for names, of in used)
-        new = Vocabulary(SymbolTable(tuple(symbols)), *words)
+        spoken, written = (
+            tuple(sorted(names[number] for number in np.unique(of))) for names, of in used
+        )
+        new = Vocabulary(SymbolTable(tuple(symbols)), spoken, written)
         vocabulary = vocabulary.extended_by(new) if vocabulary else new
         tokens, begin, end, names = self._tokens
         token_ids = _places_in((*NO_SYMBOLS, *vocabulary.symbols.symbols), names)
@@ -185,6 +197,9 @@ class PackedRows(Sequence[Row]):
                     f" packed with {packed}. Give that, or pack the corpus again."
                 )
 
+    # Rows are taken in chunks, so that an index of millions fits. Duration is checked for all; with
+    # texts, also that language and symbols are known and that the frames suffice. The tokens of a
+    # chunk are one flat array, and `reduceat` sums over the tokens of each row.
     def _usable(
         self, data: DataConfig, rule: LengthRule | None, vocabulary: Vocabulary | None
     ) -> tuple[np.ndarray, list[str], list[RejectedRow]]:

@@ -56,6 +56,9 @@ SLICE = re.compile(r"index-(\d{5})-of-(\d{5})\.arrow")
 log = logging.getLogger(__name__)
 
 
+# The corpus is read and checked as for training, but with the widest limits of duration. This slice
+# of its rows is written as shards; then the index, in which unusable rows have no samples, so that
+# row numbers stay those of the corpus.
 def pack(config: Config, out: str, part: int, parts: int) -> None:
     """Pack one of so many slices of a corpus. Raises DataError if it cannot be read, or there is a
     packed corpus already.
@@ -125,6 +128,9 @@ def join(out: str) -> None:
     log.info("joined         %d rows of %d slices in %s", table.num_rows, len(slices), out)
 
 
+# Threads read and compress the files ahead, chunk by chunk. The main thread writes them into the
+# current shard in order, with their places, and closes it when it is full or the rows end. Audio
+# that is in a tar already keeps its place.
 def pack_shards(
     store: Store, manifest: Manifest, vocabulary: Vocabulary, number: int
 ) -> list[tuple[str, int, int, int]]:
@@ -136,7 +142,6 @@ def pack_shards(
     rows = [row for row, member in enumerate(members) if not member]
     cuts: list[dict] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool, ExitStack() as shard:
-        # A chunk at a time is in memory.
         chunks = (rows[first : first + CHUNK_ROWS] for first in range(0, len(rows), CHUNK_ROWS))
         contents = chain.from_iterable(
             pool.map(lambda row: _packed_file(manifest, row), chunk) for chunk in chunks
@@ -218,6 +223,8 @@ def _cut(
     }
 
 
+# Rows come in the order of the corpus, and the manifest has the usable ones in the same order, so
+# one counter is enough.
 def records(
     rows: Iterable[Row],
     manifest: Manifest,

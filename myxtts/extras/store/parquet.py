@@ -24,8 +24,10 @@ class _Part(NamedTuple):
     others: list[str]
 
 
+# The header of the first file decides about the columns. The audio is extracted into the cache
+# unless these files were extracted before. Then the rows are read like those of any other table.
 def read_parquet(options: CorpusOptions) -> Layout | None:
-    """Read a file, or those of a folder and its subfolder data/; of several splits that of train.
+    """Read a file, or a folder with its subfolder data/; of several splits, train is read.
 
     The audio is written into the cache of the user, once.
     """

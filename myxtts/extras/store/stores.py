@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """A folder, a bucket, or what is below a name in it: its files by their names relative to it.
+    """A folder, a bucket, or a prefix in it: its files by their names relative to it.
+
+        store = Store("s3://bucket/corpus")
+        index = store.fetch("index.arrow", Path("index.arrow"))
 
     By obstore. Errors are DataErrors; requests to a server are repeated for RETRY_S.
     """
@@ -38,11 +41,13 @@ class Store:
         client["allow_http"] = endpoint.startswith("http:") or base.startswith("http:")
         retry: Any = {"max_retries": 1000, "retry_timeout": timedelta(seconds=RETRY_S)}
         with self.explained():
-            self._files: Any = (
-                obstore.store.from_url(base, client_options=client, retry_config=retry)
-                if is_url(base)
-                else obstore.store.LocalStore(base)
-            )
+            self._files: Any
+            if is_url(base):
+                self._files = obstore.store.from_url(
+                    base, client_options=client, retry_config=retry
+                )
+            else:
+                self._files = obstore.store.LocalStore(base)
 
     def list(self) -> list[str]:
         """Return the names of all files, in order."""
@@ -109,4 +114,6 @@ class Store:
 
 def open_store(base: str) -> Store:
     """Return the store of a folder or a URL, by obstore."""
-    return Store(base if is_url(base) else os.path.abspath(base))
+    if is_url(base):
+        return Store(base)
+    return Store(os.path.abspath(base))

@@ -20,6 +20,8 @@ from myxtts.corpus.tables import COLUMN_NAMES, decompressed, objects_of, row_of,
 from myxtts.extras.store.stores import Store
 
 
+# Files beside the tars tell the form: cuts of Lhotse, a list of NeMo, or none, as in WebDataset.
+# Each form yields the same entries: keys and values with the address of the audio.
 def read_tar_shards(options: CorpusOptions) -> Layout | None:
     """Read a folder of tar files, or a folder that stands for an object store with them."""
     folder = options.path
@@ -49,7 +51,7 @@ def read_tar_shards(options: CorpusOptions) -> Layout | None:
             f"the tar files in {base} should have audio and texts, but have {keys}."
             f" Name the texts {COLUMN_NAMES['text'][0]}, in a JSON or text file of each utterance."
         )
-    rows = [row_of(*record, table, folder) for record in table.records]
+    rows = [row_of(line, fields, table, folder) for line, fields in table.records]
     form += f" in {base}, keys {', '.join(filter(None, table.columns))}"
     return Layout(form, folder, rows, [folder])
 
@@ -62,11 +64,11 @@ def _members(
         with store.explained(tar), tarfile.open(fileobj=store.reader(tar), mode="r|") as archive:
             for header in archive:
                 if header.isfile():
-                    place = os.path.join(store.base, tar), header.offset_data, header.size
                     content = b""
                     if header.name.endswith(tuple(suffixes)):
                         content = archive.extractfile(header).read()  # type: ignore[union-attr]
-                    yield Member(*place, header.name.removeprefix("./")), content
+                    file, name = os.path.join(store.base, tar), header.name.removeprefix("./")
+                    yield Member(file, header.offset_data, header.size, name), content
     except tarfile.TarError as error:
         raise DataError(f"{store.base}/{tar} cannot be read: {error}. Restore the file.") from error
 

@@ -52,8 +52,8 @@ OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
 # As in configs/human*.yaml: 15 and 31 minutes.
 SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
-# Of these. The rest is for trials, starts, validations, samples and ratings by DNSMOS: 7 of 62
-# minutes with 0.9.
+# Fraction of these shares that is for steps. The rest is for trials, starts, validations, samples
+# and ratings by DNSMOS: 7 of 62 minutes with 0.9.
 STEPPING = 0.85
 # Steps 16 to 30 of a voice took 1.6 times as long as those from 41 on (configs/human.yaml).
 TRIAL = "--max-steps 80 --log-every 40 --validate-every 0 --sample-every 0".split()
@@ -105,6 +105,9 @@ class Work:
         self._folder = runs / name / "voice"
         self._plan: dict[str, Any] = {}
 
+    # If plan.json exists, a previous call has decided everything, and other flags are an error.
+    # Otherwise the corpus is inspected, the settings of both runs are written, and plan.json last,
+    # so that a call that was killed before it begins again.
     def prepare(self) -> None:
         """Inspect the corpus and write the settings of both runs, unless that was done.
 
@@ -187,6 +190,9 @@ class Work:
     def _settings(self, stage: str) -> dict[str, Any]:
         return yaml.safe_load((self._folder / f"{stage}.yaml").read_text("utf-8"))
 
+    # A short trial of each stage tells the time of a step on this machine. The stage's share of the
+    # minutes over that time is its number of steps, which is written into its settings. A stage
+    # that has the number already is not measured again.
     def measure(self, stop: StopSignals) -> int:
         """Decide the number of steps of both runs from the measured time of a step."""
         for stage in OF_TASK:
@@ -195,8 +201,16 @@ class Work:
                 continue
             trial = f"{stage}_speed"
             code = self._run(
-                *("train", "--config", str(self._folder / f"{stage}.yaml"), *self._devices()),
-                *("--runs-dir", str(self._folder), "--run", trial, *TRIAL, "--resume"),
+                "train",
+                "--config",
+                str(self._folder / f"{stage}.yaml"),
+                *self._devices(),
+                "--runs-dir",
+                str(self._folder),
+                "--run",
+                trial,
+                *TRIAL,
+                "--resume",
                 stop=stop,
             )
             if code:
@@ -267,7 +281,9 @@ class Work:
         command = (sys.executable, "-m", "myxtts", *words)
         program = ProgramSpec(words[0], command, self._folder / "log.txt")
         code = _Shown(stop, end_together=True).run([program])[0].code
-        return 128 - code if code < 0 else code
+        if code < 0:
+            return 128 - code
+        return code
 
 
 class _Shown(Supervisor):

@@ -9,7 +9,7 @@ from myxtts.base import tf_internals
 from myxtts.base.portable_ops import on_host
 from myxtts.text.symbols import BLANK_ID, SymbolTable
 
-# Of a row: `cudnnCTCLoss` returns an error from 256 on (pytorch/pytorch issue 53505).
+# `cudnnCTCLoss` returns an error for a row of 256 labels or more (pytorch/pytorch issue 53505).
 CUDNN_MAX_LABELS = 255
 # Finite, so that differences and gradients of impossible paths are 0 and not NaN.
 LOG_ZERO = -1e30
@@ -17,13 +17,17 @@ LOG_ZERO = -1e30
 
 def ctc_labels(tokens, token_count):
     """Strip begin and end: tokens int32 [B, N] -> labels int32 [B, N - 2], and their counts."""
-    # For cuDNN, which needs them there.
+    # cuDNN needs labels and lengths in host memory.
     with on_host():
         count = tf.maximum(token_count - 2, 0)
         labels = tokens[:, 1:-1]
         return tf.where(tf.sequence_mask(count, tf.shape(labels)[1]), labels, BLANK_ID), count
 
 
+# A batch comes in with a transcript for each row. On a CPU the kernel takes all of it. On a GPU,
+# rows that are too long for cuDNN enter the kernel without labels, as empty rows do, and their
+# losses are then overwritten by those of the recursion. Which rows these are is decided on the
+# host, where the counts lie, so that the GPU is not asked.
 def ctc_losses(logits, frames, labels, count):
     """Return the CTC loss of each row, float32 [B]; 0 for a row without labels.
 
@@ -44,8 +48,13 @@ def ctc_losses(logits, frames, labels, count):
     losses = _losses_by_kernel(logits, frames, labels, fitting_count)
 
     def with_long_rows():
-        long = [tf.gather(values, rows) for values in (logits, frames, labels, count)]
-        return tf.tensor_scatter_nd_update(losses, rows[:, None], ctc_losses_by_recursion(*long))
+        long_losses = ctc_losses_by_recursion(
+            tf.gather(logits, rows),
+            tf.gather(frames, rows),
+            tf.gather(labels, rows),
+            tf.gather(count, rows),
+        )
+        return tf.tensor_scatter_nd_update(losses, rows[:, None], long_losses)
 
     return tf.cond(all_fit, lambda: losses, with_long_rows)
 
@@ -82,6 +91,10 @@ def _losses_by_kernel(logits, frames, labels, count):
     return tf.where(has_labels, losses, 0.0)
 
 
+# The labels "ab" become the states "-a-b-", with blanks between. A path starts in one of the first
+# two states, and with each frame it stays, advances by one, or skips a blank between two different
+# labels. It ends in one of the last two states of its row. This function prepares what each of
+# these rules needs, as arrays by state; `_losses_of_paths` sums over the paths.
 def ctc_losses_by_recursion(logits, frames, labels, count):
     """Compute the loss by the forward-backward recursion (Graves et al. 2006, section 4.1).
 
@@ -104,6 +117,10 @@ def ctc_losses_by_recursion(logits, frames, labels, count):
     return _losses_of_paths(emissions, skips, is_end, tf.transpose(real)[:, :, None])
 
 
+# `until` has the sum over all paths from the start to each state, its frame included, and `after`
+# the sum from each state to an end, its frame excluded. Their product at any frame is the sum over
+# all paths, so the loss is read at frame 0. The share of the paths that are in a state at a frame,
+# its occupancy, is minus the gradient of the loss with respect to that emission.
 @tf.custom_gradient
 def _losses_of_paths(emissions, skips, is_end, real):
     """Sum the probabilities of all paths from the first two states to the ends; in logarithms.

@@ -99,7 +99,7 @@ def room_response(rt60_s: float, index: int) -> np.ndarray:
     time_s = np.arange(samples) / SAMPLE_RATE_HZ
     tail = np.convolve(random.standard_normal(samples), [0.25, 0.5, 0.25], "same")
     tail *= time_s >= EARLY_S[1]
-    at = (random.uniform(*EARLY_S, REFLECTIONS) * SAMPLE_RATE_HZ).astype(int)
+    at = (random.uniform(EARLY_S[0], EARLY_S[1], REFLECTIONS) * SAMPLE_RATE_HZ).astype(int)
     tail[at] += random.choice([-3.0, 3.0], REFLECTIONS)
     tail *= 10.0 ** (-3.0 * time_s / rt60_s)
     tail /= np.sqrt(np.sum(np.square(tail)))
@@ -160,6 +160,10 @@ def score_in_run(evaluation: Evaluation, network: keras.Model, load: LoadVocoder
     return partial(measure_error_rates, evaluation, transcriber, timed=False)
 
 
+# First all utterances are transcribed as they are, which is also what the real-time factor times.
+# Then each distortion is applied to the same utterances, and they are transcribed again. References
+# pass the same front end as the texts of training, so a spelling is no error. Rates are computed
+# over all utterances, by language, by speaker and by distortion.
 def measure_error_rates(
     evaluation: Evaluation,
     transcriber: NetworkTranscriber,
@@ -167,7 +171,7 @@ def measure_error_rates(
     throttle: Throttle = no_throttle,
     timed: bool = True,
 ) -> ASRScore:
-    """Measure the weights of a transcriber, which are those of a checkpoint."""
+    """Measure the weights that a transcriber has now; `checkpoint` is their name in the score."""
     corpus, options = evaluation.corpus, evaluation.options
     manifest = corpus.manifest
     # A corpus may be sorted by speaker or language, and its first rows would be of one of them.
@@ -180,7 +184,7 @@ def measure_error_rates(
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         names = corpus.names_of(row)
-        # Written by the run's front end, as the hypothesis is, so that a spelling is no error.
+
         reference = transcriber.normalise_reference(manifest.texts[row], names["language"])
         transcripts.append(names | {"reference": reference, "hypothesis": hypothesis})
     distorted = {}

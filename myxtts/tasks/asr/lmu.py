@@ -101,6 +101,10 @@ class LegendreMemory(layers.Layer):
         memory = tf.reshape(tf.transpose(states, [1, 0, 2, 3]), shape)
         return memory, tf.concat([state[None], states], axis=0)[-1]  # without frames, it stays
 
+    # The T frames are divided into equal blocks of at most BLOCK_FRAMES. Each block gets the frames
+    # before it that the response still reaches, and becomes one column of `windows` for each row
+    # and channel. One matrix, the response shifted by one frame in each column, is multiplied with
+    # all of them at once. Afterwards the blocks are put together again and the padding is cut off.
     def _convolve(self, u):
         """Convolve with the impulse response in equal blocks, each with the past that matters."""
         batch, frames = tf.unstack(tf.shape(u)[:2])

@@ -56,12 +56,14 @@ class ASRTask(Task):
         return at_loudness(extractor, config.data.loudness)
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
-        symbols = len(vocabulary.symbols)
-        shape = config.model.model_size, symbols, config.asr.encoder, config.asr.subsampling
-        if inference:
-            return build_asr(*shape, precision=inference)
-        precision, dropout = config.training.precision, config.model.dropout
-        return build_asr(*shape, precision=precision, dropout=dropout)
+        return build_asr(
+            config.model.model_size,
+            len(vocabulary.symbols),
+            config.asr.encoder,
+            config.asr.subsampling,
+            precision=inference or config.training.precision,
+            dropout=0.0 if inference else config.model.dropout,
+        )
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
         size = self.sizes[config.model.model_size]

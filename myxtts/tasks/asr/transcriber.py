@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 class NetworkTranscriber:
     """Speech recognition with the weights that a network has, an `ASR` on the device.
 
+        transcriber = NetworkTranscriber(run, record, network)
+        (text,) = transcriber.transcribe([wave])
+
     The record of a checkpoint of its run has the front end and the vocabulary.
     """
 
@@ -61,8 +64,11 @@ class NetworkTranscriber:
         def recognise(wave, samples):
             with tf.device(device):
                 mel = log_mel(with_loudness(wave, loudness, samples), samples)
-                outputs = network.compute_logits(mel, frame_count(samples))
-                return outputs if beam_width else emissions(*outputs)
+                logits, frames = network.compute_logits(mel, frame_count(samples))
+                # The best symbols alone make no beam.
+                if beam_width:
+                    return logits, frames
+                return emissions(logits, frames)
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
@@ -80,22 +86,28 @@ class NetworkTranscriber:
         """
         return (text for text, _ in self.transcribe_timed(waves, throttle))
 
+    # Waves come in one by one. They are collected to groups of ten minutes, trimmed, and split at
+    # pauses into chunks of at most 20 s. The chunks of a whole group are batched by length, so that
+    # little is padded, and recognised. Then the transcripts are dealt out again: each wave takes as
+    # many as it has chunks, and adds the samples before a chunk to the times of its words.
     def transcribe_timed(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[tuple[str, list[list[TimedWord]]]]:
         """Do the same as `transcribe`, and yield the times of each chunk's words with the text.
 
-        A symbol lasts from the frame that emits it to that of the next one. A beam search has no
-        such frames, and so no times.
+        A symbol lasts until the frame that emits the next one. A beam search has no such frames,
+        and so no times.
         """
         for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
             spans = [(0, len(wave)) for wave in group]
             if self._trim is not None:
                 spans = [speech_span(wave, self._trim) for wave in group]
-            heard = [wave[slice(*span)] for wave, span in zip(group, spans, strict=True)]
+            heard = [wave[first:end] for wave, (first, end) in zip(group, spans, strict=True)]
             chunks_by_wave = [split_wave(wave) for wave in heard]
             chunks = list(itertools.chain.from_iterable(chunks_by_wave))
             transcripts = iter(self._transcribe_chunks(chunks, throttle))
+            # Times count from the start of the file, so they begin behind the silence that was cut
+            # off.
             for chunks_of_wave, (first, _) in zip(chunks_by_wave, spans, strict=True):
                 texts, sentences, start_s = [], [], first / SAMPLE_RATE_HZ
                 for chunk in chunks_of_wave:
@@ -134,19 +146,24 @@ class NetworkTranscriber:
             samples = [max(len(chunks[index]), PAD_SAMPLES + 1) for index in indices]
             with tf.device(self.device):
                 outputs = self._recognise(tf.constant(wave), tf.constant(samples, tf.int32))
-            transcripts |= zip(indices.tolist(), self._decoded(*outputs), strict=True)
+            transcripts |= zip(indices.tolist(), self._decoded(outputs), strict=True)
         return [transcripts[index] for index in range(len(chunks))]
 
-    def _decoded(self, *outputs: tf.Tensor) -> Iterator[tuple[str, list[str], np.ndarray]]:
-        """Yield what `_transcribe_chunks` returns from what the network outputs."""
+    def _decoded(
+        self, outputs: tuple[tf.Tensor, tf.Tensor]
+    ) -> Iterator[tuple[str, list[str], np.ndarray]]:
+        """Yield the items of `_transcribe_chunks` from the outputs of the compiled function.
+
+        These are logits and frames for a beam search, or else the results of `emissions`.
+        """
         table = self.vocabulary.symbols
         if self._beam_width:
-            # These are logits and frames, since the best symbols alone make no beam.
             ids, counts = beam_search_decode(outputs[0], outputs[1], self._beam_width)
             for text in decoded_texts(ids, counts, table):
                 yield text, [], np.zeros(1)
             return
-        for best, begins in zip(*(output.numpy() for output in outputs), strict=True):
+        best_symbols, beginnings = outputs
+        for best, begins in zip(best_symbols.numpy(), beginnings.numpy(), strict=True):
             frames = np.flatnonzero(begins & (best >= FIRST_SYMBOL_ID))
             symbols = table.decode(best[frames])
             edges = np.append(frames, frames[-1:] + 1)
@@ -195,7 +212,7 @@ def write_transcripts(
 
     def waves() -> Iterator[np.ndarray]:
         for file in files:
-            wave = read_recording(file, *RECORDING)
+            wave = read_recording(file, RECORDING)
             lengths_s.append(len(wave) / SAMPLE_RATE_HZ)
             yield wave
 

@@ -18,13 +18,16 @@ Score = ColumnScore | asr.ASRScore
 log = logging.getLogger(__name__)
 
 
+# Options and outputs are checked first, then the corpus is loaded, and only then the task measures,
+# which takes minutes. The table is printed before it is written, so that a full disk cannot take
+# it.
 def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) -> None:
     """Measure a run on GPU 0 or else on the CPU; print a table, and write JSON and plots.
 
     Raises UserError if the run, its vocoder, a corpus, an output or an option cannot be used.
     """
     trained = TrainedRun.open(run, checkpoint)
-    # A measurement takes minutes, so whatever can be wrong with its outputs is found before it.
+
     held_out.check_options(run, trained.task, options)
     check_writable("--json", options.json_file)
     folder = held_out.output_folder(run, trained.checkpoint.path, options)

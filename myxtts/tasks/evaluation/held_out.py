@@ -107,6 +107,10 @@ class Evaluation(NamedTuple):
     route: Route
 
 
+# Without --data, these are the utterances that the run held out, read from its own corpus. With
+# --data they come from another corpus; the corpus of the run is then only needed for a voice, whose
+# speakers are told apart by its recordings. Either way the settings are those of the run, with what
+# belongs to training turned off.
 def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> MeasuredCorpus:
     """Load the held-out utterances of a checkpoint, or those of --data; `folder` gets rejected.csv.
 
@@ -118,7 +122,6 @@ def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> 
     config = for_evaluation(run.record.settings)
     known = run.record.vocabulary
     training = None
-    # Its recordings tell the speakers of a voice apart.
     if run.task == "tts":
         training, _, known = _load_training(run, config, folder)
     reading: dict[str, Any] = {"root": options.audio_root, "columns": options.columns}

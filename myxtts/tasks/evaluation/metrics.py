@@ -58,9 +58,10 @@ def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
 
     if len(recording) > MAX_PESQ_S * SAMPLE_RATE_HZ or not (recording.any() and copy.any()):
         return None
-    waves = (soxr.resample(wave, SAMPLE_RATE_HZ, PESQ_RATE_HZ) for wave in (recording, copy))
+    reference = soxr.resample(recording, SAMPLE_RATE_HZ, PESQ_RATE_HZ)
+    degraded = soxr.resample(copy, SAMPLE_RATE_HZ, PESQ_RATE_HZ)
     try:
-        return float(pesq(PESQ_RATE_HZ, *waves, "wb"))
+        return float(pesq(PESQ_RATE_HZ, reference, degraded, "wb"))
     except (BufferTooShortError, NoUtterancesError):
         return None
 
@@ -177,18 +178,26 @@ def trimmed(features: AcousticFeatures) -> AcousticFeatures:
     """Return features without the silence at both ends, TRIM_DB below the loudest frame."""
     _, (start, stop) = librosa.effects.trim(features.wave, top_db=TRIM_DB)
     frames = slice(start // HOP_SAMPLES, -(-stop // HOP_SAMPLES))
-    arrays = (features.mel, features.f0_hz, features.voiced)
-    return AcousticFeatures(features.wave[start:stop], *(array[frames] for array in arrays))
+    return AcousticFeatures(
+        features.wave[start:stop],
+        features.mel[frames],
+        features.f0_hz[frames],
+        features.voiced[frames],
+    )
 
 
+# Synthesized speech has its own timing, so the frames of both utterances are paired by dynamic time
+# warping. Spectra and pitch are compared pair by pair, and the lengths as they are.
 def utterance_metrics(
     recorded: AcousticFeatures, synthesized: AcousticFeatures
 ) -> UtteranceMetrics:
     """Compare trimmed features of two utterances, along the path with the least distortion."""
     path, pair_db = align(recorded.mel, synthesized.mel)
+    log_f0_pairs, voicing_errors = pitch_of_pairs(recorded, synthesized, path[:, 0], path[:, 1])
     return UtteranceMetrics(
         float(pair_db.mean()),
-        *pitch_of_pairs(recorded, synthesized, *path.T),
+        log_f0_pairs,
+        voicing_errors,
         recorded_s=len(recorded.wave) / SAMPLE_RATE_HZ,
         synthesized_s=len(synthesized.wave) / SAMPLE_RATE_HZ,
         log_f0=[np.log(features.f0_hz[features.voiced]) for features in (recorded, synthesized)],
@@ -284,12 +293,13 @@ def measure_copies(
         frames = np.arange(len(recorded.mel))
         scores = {}
         if perceptual:
-            waves = recorded.wave[: len(copied.wave)], copied.wave
-            scores = {name: score(*waves) for name, score in SCORES.items()}
+            wave = recorded.wave[: len(copied.wave)]
+            scores = {name: score(wave, copied.wave) for name, score in SCORES.items()}
         frame_db = distortion_db(mel_cepstrum(recorded.mel), mel_cepstrum(copied.mel))
-        pitch = pitch_of_pairs(recorded, copied, frames, frames)
+        log_f0, voicing = pitch_of_pairs(recorded, copied, frames, frames)
         mel_error_db = log_mel_error_db(recorded.mel, copied.mel)
-        metrics.append(CopyMetrics(float(frame_db.mean()), *pitch, mel_error_db, scores))
+        mcd_db = float(frame_db.mean())
+        metrics.append(CopyMetrics(mcd_db, log_f0, voicing, mel_error_db, scores))
     return metrics
 
 
@@ -303,11 +313,13 @@ def mean_copy_metrics(utterances: Sequence[CopyMetrics]) -> Means:
     return means | mean_frame_errors(utterances)
 
 
+# PESQ and STOI are undefined for some copies. A mean over other utterances in each column would
+# compare sentences instead of vocoders. So a score that any column lacks for an utterance is
+# removed from that utterance in all of them.
 def with_common_scores(
     columns: Mapping[str, Sequence[Sequence[CopyMetrics]]],
 ) -> dict[str, list[list[CopyMetrics]]]:
     """Return the metrics by column, seed and utterance, with scores only where all have them."""
-    # A mean over other utterances in each column would compare sentences instead of vocoders.
     lacking: list[dict[str, None]] = []
     for copies in zip(*chain.from_iterable(columns.values()), strict=True):
         names = copies[0].scores

@@ -57,4 +57,6 @@ class Pocketsphinx:
 
 def open_recogniser(asr: Path, device: str) -> Transcriber | Pocketsphinx:
     """Open a run, or the recogniser that has this name; raises UserError if it cannot be used."""
-    return Pocketsphinx() if str(asr) == POCKETSPHINX else Transcriber(asr, device)
+    if str(asr) == POCKETSPHINX:
+        return Pocketsphinx()
+    return Transcriber(asr, device)

@@ -60,10 +60,12 @@ def acoustic_features(
         throttle()
         batch, samples = pad_rows(waves[rows], 0.0)
         with tf.device(device):
-            values = [value.numpy() for value in (_log_mel(batch, samples), *_f0(batch, samples))]
+            mel = _log_mel(batch, samples).numpy()
+            f0_hz, voiced = (value.numpy() for value in _f0(batch, samples))
         for row, wave in enumerate(waves[rows]):
-            frames = len(wave) // HOP_SAMPLES
-            features.append(AcousticFeatures(wave, *(value[row, :frames] for value in values)))
+            real = slice(len(wave) // HOP_SAMPLES)
+            of_wave = AcousticFeatures(wave, mel[row, real], f0_hz[row, real], voiced[row, real])
+            features.append(of_wave)
     return features
 
 
@@ -108,7 +110,7 @@ def _ge2e_embedding(wave: np.ndarray) -> np.ndarray:
     from resemblyzer import audio
 
     at_16_khz = soxr.resample(wave, SAMPLE_RATE_HZ, GE2E_RATE_HZ)
-    # The level of its training. A silent wave has none.
+    # The encoder was trained at this level. A silent wave has no level.
     if at_16_khz.any():
         at_16_khz = audio.normalize_volume(at_16_khz, GE2E_LEVEL_DB, increase_only=True)
     return _ge2e_encoder().embed_utterance(at_16_khz)
@@ -139,6 +141,12 @@ def similarities(
     return names, -np.linalg.norm(centroids / scale - (classified / scale)[:, None], axis=2)
 
 
+# A voice is judged by who it sounds like. First each speaker gets a centroid: the mean embedding of
+# recordings of training, or of the measured corpus for speakers who were not trained on. Then each
+# synthesized utterance is compared with all centroids. With Resemblyzer, the mean cosine to its own
+# speaker is reported; always, how often its own speaker is the nearest, separately for speakers
+# seen in training and others. Utterances whose speaker has no other recording have nothing to be
+# compared with.
 def speaker_metrics(
     corpus: MeasuredCorpus,
     utterances: Sequence[Utterance],
@@ -205,6 +213,6 @@ def _embeddings_of_recordings(
     embeddings = []
     # Batch by batch: the recordings of 2,000 speakers would take 20 GB.
     for rows in batches_of(len(recordings)):
-        waves = [read_row(*recording) for recording in recordings[rows]]
+        waves = [read_row(manifest, row, lufs) for manifest, row, lufs in recordings[rows]]
         embeddings.append(speaker_embeddings(acoustic_features(waves, device)))
     return np.concatenate(embeddings)

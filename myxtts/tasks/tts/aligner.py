@@ -12,10 +12,10 @@ from myxtts.base.portable_ops import indices
 from myxtts.tasks.layers import CompositeLayer, Dense, Embedding
 
 CHANNELS = 96
-# Of the encoder of frames. With 9 frames, times of phonemes were 4 to 12 ms late, and neither loss
-# nor search could tell.
+# The encoder of frames sees 3 of them. With 9, times of phonemes were 4 to 12 ms late, and neither
+# loss nor search could tell.
 KERNEL_SIZE = 3
-# Of products, besides 1/√CHANNELS: embeddings begin near 0.
+# Products of frames and tokens are multiplied by this and by 1/√CHANNELS: embeddings begin near 0.
 SCALE = 4.0
 # Width of the prior towards the diagonal, as a fraction of the text.
 PRIOR_WIDTH = 0.05
@@ -41,8 +41,8 @@ class Aligner(CompositeLayer):
     def call(self, mel, real, tokens, token_count):
         """Return the log-probability of each token at each frame, float32 [B, T, N].
 
-        And that of the prior alone. Normalised mel float32 [B, T, 80]; `real`, float32 [B, T], 0
-        for padding; tokens int32 [B, N], token_count int32 [B].
+        The second result has the log-probabilities of the prior alone. Normalised mel float32 [B,
+        T, 80]; `real`, float32 [B, T], 0 for padding; tokens int32 [B, N], token_count int32 [B].
         """
         hidden = self.hidden(self.conv(normalised_bands(mel, real)))
         symbols = self.symbol_embedding(tokens)
@@ -55,7 +55,7 @@ class Aligner(CompositeLayer):
 def normalised_bands(mel, real):
     """Return each band of each recording with mean 0 and deviation 1, against rooms and noise.
 
-    The arguments are those of `Aligner.call`. Padding, and a band without sound, become 0.
+    Arguments as in `Aligner.call`. Padding, and a band without sound, become 0.
     """
     real = real[:, :, None]
     frames = tf.maximum(tf.reduce_sum(real, 1, keepdims=True), 1.0)

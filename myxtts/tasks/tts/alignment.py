@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from myxtts.base.portable_ops import float32_matmul, indices, stateless_uniform
 
-# Of the squared distance of a frame from a token's mean mel, in normalised units over 80 bands.
+# Scale of the squared distance of a frame from a token's mean mel, in normalised units over 80
+# bands.
 DISTANCE_SCALE = 16.0
 IMPOSSIBLE_SCORE = -1e9
 # With 16, XLA splits a block into several kernels.
@@ -35,6 +36,10 @@ def mean_mel_scores(mel, mean):
     return -tf.math.log1p(tf.maximum(squared, 0.0) / DISTANCE_SCALE)
 
 
+# Two passes. Forward: `best` has the score of the best path to each token at the current frame. A
+# path stays at its token or advances by one, and `advances` notes which of both was better.
+# Backward: from the last token at the last real frame, the notes are followed to the first frame.
+# Frames of padding get -1.
 def search_by_frames(score, token_count, frames):
     """Find the best path through a score matrix (Kim et al. 2020, Glow-TTS, algorithm 1).
 
@@ -72,6 +77,10 @@ def search_by_frames(score, token_count, frames):
     return tf.transpose(path.stack())
 
 
+# A GPU spends its time on launches, so both passes are made of few large operations. Forward: eight
+# frames in each iteration, `_totals_by_blocks`. Whether a path advances follows from the totals
+# afterwards, for all frames at once. Backward: instead of a walk frame by frame, `_follow_back`
+# composes steps of one frame to steps of two, four and so on.
 def search_by_blocks(score, token_count, frames):
     """Return the path of `search_by_frames` by fewer and larger operations, for a GPU.
 
@@ -97,6 +106,10 @@ def _frame_major(score, token_count):
     return score, tf.where(token == 0, 0.0, IMPOSSIBLE_SCORE) + score[0]
 
 
+# Token n after 8 frames depends on the tokens n - 8 to n before them. The window therefore has the
+# totals shifted by 0 to 8 tokens, and each of the eight frames replaces neighbouring pairs of it by
+# their maximum, so that one shift fewer remains. After eight frames shift 0 alone is left, which is
+# the state of the next iteration. The first of each step are the totals that are stored.
 def _totals_by_blocks(score, first):
     """Return the totals of the best paths to frames 1, 2, …: [frames - 1, batch, tokens]."""
     padded_frames, batch, tokens = tf.unstack(tf.shape(score))
@@ -114,8 +127,8 @@ def _totals_by_blocks(score, first):
         of_frames = []
         for frame_score in tf.unstack(score[block], BLOCK_FRAMES):
             window = [
-                tf.maximum(*pair) + from_token_before(frame_score, shift)
-                for shift, pair in enumerate(pairwise(window))
+                tf.maximum(stays, advances) + from_token_before(frame_score, shift)
+                for shift, (stays, advances) in enumerate(pairwise(window))
             ]
             of_frames.append(window[0])
         return block + 1, window[0], totals.write(block, tf.stack(of_frames))
@@ -128,6 +141,9 @@ def _totals_by_blocks(score, first):
     return tf.reshape(totals.stack(), [blocks * BLOCK_FRAMES, batch, tokens])[: padded_frames - 1]
 
 
+# `source` starts as the step of one frame backwards. Doubled until it spans all frames, it gives,
+# for each frame, the token that a path has there if it ends at a given token of the last frame.
+# Frames of padding step to the same token, so every row can begin at the last frame of the batch.
 def _follow_back(advances, token_count, frames):
     """Return the path, int32 [batch, frames], from bool [frames, batch, tokens], its advances."""
     padded_frames, batch, tokens = tf.unstack(tf.shape(advances))
@@ -135,8 +151,8 @@ def _follow_back(advances, token_count, frames):
     token = tf.range(tokens)[None, None, :]
     inside = frame[:, None] < frames[None, :]
     step = tf.cast(advances & inside[:, :, None] & (token > 0), tf.int32)
-    # source[t, b, n]: the token at frame t if token n is that of frame t + distance, or of the last
-    # frame
+    # source[t, b, n]: the token at frame t of a path with token n at frame t + distance, or at the
+    # last frame if that comes first.
     source = tf.concat([(token - step)[1:], tf.tile(token, [1, batch, 1])], axis=0)
 
     def double(i, distance, source):
@@ -166,6 +182,11 @@ def path_losses(score, real, token_count, sum_over_paths):
     return losses_of(score)
 
 
+# States are the tokens, and a blank before each of them and behind the last. The forward loop sums
+# over the paths that lead to each state of a frame and stores the sums of the tokens. The backward
+# loop sums over the paths that lead on from each state. Padded frames leave both unchanged. The sum
+# over all paths is read at the end of the forward loop. Forward times backward over that sum is the
+# posterior probability of a token at a frame, which is the gradient that `path_losses` uses.
 def sum_over_paths(score, real, token_count):
     """Sum the probabilities of all paths by the forward-backward algorithm (Graves et al. 2006).
 
@@ -189,8 +210,8 @@ def sum_over_paths(score, real, token_count):
     score = tf.transpose(score, [1, 0, 2])
     padded, rows, tokens = tf.unstack(tf.shape(score))
 
-    # Each state: of the blank before each token and behind the last, [rows, tokens + 1], and of
-    # each token, [rows, tokens].
+    # Blanks are [rows, tokens + 1]: before each token, and behind the last. Tokens are [rows,
+    # tokens].
     def forward(t, blanks, totals, stored):
         new = _reach(blanks, totals, score[t])
         blanks, totals = tf.where(real[t], new[0], blanks), tf.where(real[t], new[1], totals)

@@ -103,6 +103,10 @@ class TTSEvaluator:
         columns, real_time_factors: of the last `score`.
     """
 
+    # Made once: the options, the utterances with their alignments, the references as the recogniser
+    # spells them, the features of the recordings, and their copies by each vocoder with PESQ and
+    # STOI. None of these depends on the weights of the voice. `score` then synthesizes with the
+    # weights of the moment and measures the new columns only.
     def __init__(
         self,
         evaluation: Evaluation,
@@ -119,7 +123,7 @@ class TTSEvaluator:
         self.utterances, batches = load_utterances(
             network, corpus, evaluation.route, evaluation.run, count
         )
-        # A run has no plots of alignments.
+        # A measurement during a run has no plots, which need alignments.
         if not in_run:
             self.utterances = align_utterances(network, self.utterances, batches, device)
         names = evaluation.record.languages
@@ -152,7 +156,7 @@ class TTSEvaluator:
         self._notes = self._condition_notes()
 
     def score(self, checkpoint: str, throttle: Throttle = no_throttle) -> ColumnScore:
-        """Measure the weights that the network has, which are those of a checkpoint."""
+        """Measure the weights that the network has now; `checkpoint` is their name in the score."""
         waves, self.real_time_factors = self._synthesize(throttle)
         columns = {name: self.column(of_column, throttle) for name, of_column in waves.items()}
         self.columns = columns = self._fixed | columns

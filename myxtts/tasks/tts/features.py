@@ -36,9 +36,14 @@ def tts_extractor(
     taught = partial(
         taught_tts_features, vtlp=vtlp, augmentation=augmentation, teacher_fraction=teacher_fraction
     )
-    contracts = TAUGHT_TTS_INPUTS, TAUGHT_TTS_FEATURES
     stretch = TEACHER_STRETCH if teacher_fraction else 1.0
-    return FeatureExtractor(*contracts, taught, max_stretch=stretch, load_frozen=load_teacher)
+    return FeatureExtractor(
+        TAUGHT_TTS_INPUTS,
+        TAUGHT_TTS_FEATURES,
+        taught,
+        max_stretch=stretch,
+        load_frozen=load_teacher,
+    )
 
 
 def tts_features(
@@ -53,6 +58,11 @@ def tts_features(
     return features | recording_features(waves, warp) | _reference(waves, warp, augmentation)
 
 
+# The batch comes in with recordings in its first rows and, in its last rows, texts for the teacher
+# to speak. References serve both. The teacher aligns the recordings, then speaks its rows, which
+# may need more frames than any recording. So the recordings get a fourth more frames of padding,
+# and both parts are joined row by row. The teacher hears references without augmentation; the
+# student, whose features these are, gets them augmented.
 def taught_tts_features(
     waves: dict,
     teacher: Any,

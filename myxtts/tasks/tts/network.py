@@ -50,7 +50,7 @@ REDUCTION_FACTOR = 2
 TIME_EMBEDDING = 64
 # scale of synthesis' initial noise; with 1, the error of a half-trained flow is audible as noise
 TEMPERATURE = 0.5
-# Dropout of the predictor of prosody: so many times that of other blocks, but at most half, as in
+# The predictor of prosody has five times the dropout of other blocks, but at most half, as in
 # FastSpeech 2 (Ren et al. 2021). An hour of speech has few sentences to learn their melody from.
 PROSODY_DROPOUT = 5.0
 # The decoder's mel has this error after some hundred steps, in normalised units.
@@ -207,6 +207,13 @@ class XTTS(keras.Model):
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""
 
+    # 1. References and texts are encoded: speaker, tokens, and a rough mean mel for each token.
+    # 2. The aligner scores tokens by frames, and the search finds the token of each frame: the
+    # path.
+    # 3. The path gives the recorded prosody of each token, which the predictor learns.
+    # 4. A random segment of the path is decoded from the tokens with their recorded prosody.
+    # 5. The flow learns to turn noise into the recorded mel of that segment, given the decoder's.
+    # 6. Each loss is weighted so that all frames of a step count equally, whatever their batch.
     def call(self, batch, training=False):
         """Compute the losses of a batch of BATCH_FIELDS, as fractions of the whole step's.
 
@@ -242,15 +249,15 @@ class XTTS(keras.Model):
         by_token["one_frame_tokens"] = tf.cast(durations <= 1.0, tf.float32)
         frame = alignment.frame_indices(path)
         if training:
-            sizes = tf.shape(path)[1], self.segment_frames
-            frame = alignment.random_segment(frames, *sizes, fold_in(seed, "segment"))
+            padded, segment_seed = tf.shape(path)[1], fold_in(seed, "segment")
+            frame = alignment.random_segment(frames, padded, self.segment_frames, segment_seed)
         segment_path = tf.where(frame >= 0, tf.gather(path, tf.maximum(frame, 0), batch_dims=1), -1)
-        segment = segment_path, frame, speaker.voice, seed
-        condition = self.decode(encoded, mean, token_prosody, durations, *segment)
+        condition = self.decode(
+            encoded, mean, token_prosody, durations, segment_path, frame, speaker.voice, seed
+        )
         target_segment = gather_rows(target, frame)
         mel_error = layers.sum_over(tf.abs(condition.mel - target_segment), 2)
         flow_error = self._flow_errors(target_segment, condition, batch["seed"], seed)
-
         # The frames of a segment stand for all frames of their utterance.
         real_segment = tf.cast(condition.mask, tf.float32)
         frames_in_segment = tf.maximum(tf.reduce_sum(real_segment, axis=1), 1.0)
@@ -291,6 +298,11 @@ class XTTS(keras.Model):
         speaker = speaker._replace(style=speaker.style + further)
         return self.mel_of_texts(speaker, texts, *options)
 
+    # The texts are encoded as in training. Prosody is drawn from its distribution, and the caller's
+    # pitch and energy are added. Rounded ends of tokens make the path that in training comes from
+    # the recording. The decoder turns it into a smooth mel, and the flow, from noise, into the
+    # final one. Frames are padded to a grid, so that oneDNN prepares few shapes, and cut to the
+    # longest row at the end.
     def mel_of_texts(
         self,
         speaker,
@@ -405,20 +417,19 @@ class XTTS(keras.Model):
         real = layers.length_mask(batch["frames"], tf.shape(batch["mel"])[1], tf.float32)[:, :, 0]
         if "path" in batch:
             real = tf.cast(batch["path"] >= 0, tf.float32)
-        texts = batch["tokens"], batch["token_count"]
-        return self.aligner(normalised_mel(batch["mel"]), real, *texts)
+        mel = normalised_mel(batch["mel"])
+        return self.aligner(mel, real, batch["tokens"], batch["token_count"])
 
     def _alignment_losses(self, batch, scores, prior, path):
         real = tf.cast(path >= 0, tf.float32)
-        rows = real, batch["token_count"], self.sum_over_paths
-        losses = alignment.path_losses(scores, *rows)
+        losses = alignment.path_losses(scores, real, batch["token_count"], self.sum_over_paths)
         evidence = alignment.evidence(scores, prior, path)
         evidence *= tf.cast(batch["frames"], tf.float32)
         figures = {"alignment": losses, "alignment_evidence": evidence}
         return {name: tf.reduce_sum(x) / batch["step_frames"] for name, x in figures.items()}
 
     def search_path(self, batch, scores, mean):
-        """Return the best path, or that of the batch: int64 [B, T].
+        """Return the path that the batch has, or else the best one: int64 [B, T].
 
         The aligner's scores know phonemes, and the mean mels of the tokens where each one ends.
         """
@@ -502,8 +513,9 @@ class XTTS(keras.Model):
 
     def _denoise(self, noisy, time, condition, seed=None):
         """Estimate the mel from `noisy` at `time`: float32 [B, T, 80], and its unit [B, 1, 1]."""
-        prior = condition.mel, condition.mel_std
-        estimate, unit, innovation = flow.wiener_estimate(noisy, time, *prior)
+        estimate, unit, innovation = flow.wiener_estimate(
+            noisy, time, condition.mel, condition.mel_std
+        )
         innovation *= tf.cast(condition.mask, tf.float32)[:, :, None]
         hidden = condition.hidden + self.noisy_in(stack_frames(innovation))
         embedding = layers.time_embedding(time, TIME_EMBEDDING)
@@ -523,8 +535,9 @@ class XTTS(keras.Model):
 
 def build_xtts(size: str, symbols: int, languages: int, precision="float32", **settings) -> XTTS:
     """Build XTTS of a key of SIZES; `settings` are for training only. See `build_network`."""
-    vocabulary = symbols, languages
-    return layers.build_network(precision, lambda: XTTS(SIZES[size], *vocabulary, **settings))
+    return layers.build_network(
+        precision, lambda: XTTS(SIZES[size], symbols, languages, **settings)
+    )
 
 
 def long_term_average_spectrum(mel, frames):

@@ -18,15 +18,15 @@ MAX_TOKEN_FRAMES = 200.0
 MIN_STD = 0.05
 # Logarithm of the frames of a pause, 0.23 s, before anything is learnt, and its log-odds.
 PAUSE_LOG_DURATION, PAUSE_LOGIT = 3.0, -2.0
-# Of the standard deviation: beyond, an error counts linearly. One octave error, a laugh or a token
-# that swallows a pause would otherwise outweigh a hundred tokens.
+# Errors beyond 3 standard deviations count linearly. One octave error, a laugh or a token that
+# swallows a pause would otherwise outweigh a hundred tokens.
 LINEAR_ERROR = 3.0
 NOISE_TOKENS = 1 << 14
-# Of the variety, for durations: with all of it, only 58 % of the sentences of a reader were within
-# 10 % of the length of his recordings.
+# Durations get half of the variety. With all of it, only 58 % of the sentences of a reader were
+# within 10 % of the length of his recordings.
 DURATION_VARIETY = 0.5
-# Variety of neighbouring tokens is alike: correlations of what their means leave, on one reader;
-# that of durations is 0.
+# Neighbouring tokens vary alike. These are the correlations of their residuals, on one reader;
+# durations have none.
 CORRELATIONS = {"pitch": 0.8, "energy": 0.6}
 OUTPUTS = 10
 # Fraction of the pitches of a speaker's tokens below his range, and as many lie above. Beyond what
@@ -93,10 +93,15 @@ class ProsodyDistribution(NamedTuple):
         )
         mean = Prosody(log_duration, tf.sigmoid(voiced), pitch, energy)
         std = Prosody(duration_std, tf.zeros_like(voiced), pitch_std, energy_std)
-        pause = PAUSE_LOGIT + logit, PAUSE_LOG_DURATION + pause, pause_std
+        pause_logit, pause_mean = PAUSE_LOGIT + logit, PAUSE_LOG_DURATION + pause
         pitch_range = range_outputs + pitch_of_hz(tf.constant([F0_MIN_HZ, F0_MAX_HZ]))
-        return cls(mean, std, *pause, *tf.split(pitch_range, 2, axis=1))
+        lowest, highest = tf.split(pitch_range, 2, axis=1)
+        return cls(mean, std, pause_logit, pause_mean, pause_std, lowest, highest)
 
+    # A recorded duration may be that of a spoken token or of a pause. Both likelihoods are
+    # computed, each times the probability of its kind, and added. Pitch counts as far as a token is
+    # voiced; the two ends of the speaker's range are learnt along with it, as quantiles of the same
+    # pitches.
     def errors(self, target: Prosody):
         """Return the negative log-likelihood of each token by loss, [B, N].
 
@@ -129,6 +134,10 @@ class ProsodyDistribution(NamedTuple):
         frames += tf.sigmoid(self.pause_logit) * (pause_frames - frames)
         return self.mean._replace(log_duration=tf.math.log(frames))
 
+    # Whether a token is a pause is drawn first, by its log-odds. Its duration is drawn from the
+    # distribution of that kind, and mixed with the average by the share of variety. Pitch and
+    # energy deviate from their means together with their neighbours'. Pitch is then kept within the
+    # range.
     def sample(self, variety, seed, texts) -> Prosody:
         """Draw a prosody: `variety`, a scalar from 0, the average, to 1, what people vary.
 

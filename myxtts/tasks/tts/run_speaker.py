@@ -16,7 +16,7 @@ from myxtts.text.languages import choose_language
 class RunSpeaker:
     """A run; see `Speaker`.
 
-    Its speakers are those of `references`, or the learned default. Arguments are those of
+    Its speakers are the keys of `references`, or the learned default. Arguments as in
     `Synthesizer`; without a checkpoint, the newest is used.
     """
 
@@ -38,7 +38,7 @@ class RunSpeaker:
         self._references = references or {"default": ()}
         for recordings in self._references.values():
             for recording in recordings:
-                check_recording(recording, *REFERENCE)
+                check_recording(recording, REFERENCE)
         self.speakers: Sequence[str] = [*self._references]
         self._vocoder, self._fixed, self._checkpoint = vocoder, checkpoint, ""
         # This and the import in `refresh` load TensorFlow.
@@ -57,13 +57,12 @@ class RunSpeaker:
         return (sentence.wave for sentence in sentences)
 
     def refresh(self) -> None:
-        # Without one, Synthesizer says so.
+        # Without any checkpoint, Synthesizer raises the error.
         newest = latest(self._run / "checkpoints") or Path()
         name = self._fixed or newest.name
         if name == self._checkpoint:
             return
         from myxtts.tasks.tts.synthesizer import Synthesizer
 
-        arguments = self._run, self._device, self._vocoder
-        self._synthesizer = Synthesizer(*arguments, checkpoint=name)
+        self._synthesizer = Synthesizer(self._run, self._device, self._vocoder, checkpoint=name)
         self._checkpoint = name

@@ -49,12 +49,16 @@ def token_log_probs(
 ) -> np.ndarray:
     """Return log-probabilities of the tokens in each frame by the aligner of a voice, [T, 1 + N].
 
-    Column 0, of none of them, is that of a pause, since people pause where no mark is. Log-mel [T,
+    Column 0 is the log-probability of a pause, which people also make where no mark is. Log-mel [T,
     80], the N - 2 symbols of the text, and their tokens with begin and end, int32 [N].
     """
     with tf.device(device):
-        frames = normalised_mel(tf.constant(mel[None])), tf.ones([1, len(mel)])
-        scores, _ = network.aligner(*frames, tf.constant(tokens[None]), tf.constant([len(tokens)]))
+        scores, _ = network.aligner(
+            normalised_mel(tf.constant(mel[None])),
+            tf.ones([1, len(mel)]),
+            tf.constant(tokens[None]),
+            tf.constant([len(tokens)]),
+        )
     log_probs = scores[0].numpy()
     is_pause = np.array([True, *(symbol in SEPARATORS for symbol in symbols), True])
     return np.concatenate([log_probs[:, is_pause].max(axis=1, keepdims=True), log_probs], axis=1)

@@ -35,6 +35,9 @@ FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG"}
 log = logging.getLogger(__name__)
 
 
+# What can fail cheaply comes first: text, run, language, vocoder, lexicon and files, without
+# TensorFlow. Then TensorFlow is loaded and the voice built. Sentences are written as they come, so
+# a listener at a pipe hears the first while the others are computed; words' times come last.
 def write_speech(
     run: Path,
     text: str,
@@ -100,7 +103,7 @@ def write_speech(
 def check_files(references: Sequence[Path], out: Path | BinaryIO, times: Path | None) -> None:
     """Raise UserError if a reference cannot be read, or an output cannot be written."""
     for reference in references:
-        check_recording(reference, *REFERENCE)
+        check_recording(reference, REFERENCE)
     if isinstance(out, Path):
         check_output(out, references)
     check_times_file(times)

@@ -31,8 +31,8 @@ from myxtts.text.times import TimedWord, time_words
 from myxtts.text.words import words_of_text
 
 BATCH_CHUNKS = 8
-# Of SynthesisOptions. With 1, fewer people keep their voice in a language that they never spoke;
-# with 2, speech is rated worse (docs/experiments/tts.md).
+# The option `accent_strength` with --accent. With 1, fewer people keep their voice in a language
+# that they never spoke; with 2, speech is rated worse (docs/experiments/tts.md).
 ACCENT_STRENGTH = 1.5
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Synthesizer:
             language: one of the run; optional if there is only one.
             options: by default `self.options`.
             accent: language of the run that the speaker speaks, whose accent is exaggerated; by
-                default that of the text. Where each language has few speakers, the network learns
+                default the text's. Where each language has few speakers, the network learns
                 from it who speaks.
         """
         trained = self._vocabulary.languages
@@ -144,6 +144,9 @@ class Synthesizer:
             options = replace(options, accent_strength=ACCENT_STRENGTH)
         return self._speak(chunks, mel, language, row, options)
 
+    # Chunks are synthesized in batches of 1, 2, 4 and then 8, and yielded one by one. Before each
+    # wave comes the pause that its two neighbours and the boundary between them ask for. Times of
+    # words are computed only if the caller asks, from the sample at which the wave begins.
     def _speak(
         self,
         chunks: Sequence[Chunk],
@@ -171,7 +174,8 @@ class Synthesizer:
                 raise DataError(f"{given} is not finite. Lower --guidance, or train longer.")
             for wave, path, chunk in zip(map(fade_ends, waves), paths, batch, strict=True):
                 if previous is not None:
-                    pause = pause_between(*previous, wave, options.speed)
+                    before, boundary = previous
+                    pause = pause_between(before, boundary, wave, options.speed)
                 previous = wave, chunk.boundary
                 times = partial(self._times, chunk, language, path, spoken + len(pause))
                 spoken += len(pause) + len(wave)
@@ -180,7 +184,7 @@ class Synthesizer:
     def _times(self, chunk: Chunk, language: str, path: np.ndarray, start: int) -> list[TimedWord]:
         """Return the times of the words of a chunk whose wave begins at a sample."""
         words = words_of_text(chunk.text, language, self._frontend, chunk.symbols)
-        # Token 1 is the first symbol, behind that of begin.
+        # Token 0 marks the beginning, and token 1 is the first symbol.
         frames = np.searchsorted(path, np.arange(1, len(chunk.tokens)))
         return time_words(words, (start + HOP_SAMPLES * frames) / SAMPLE_RATE_HZ)
 
@@ -224,6 +228,6 @@ def reference_mel(references: Sequence[Path], data: DataConfig) -> np.ndarray:
     mels = [np.zeros([0, MEL_BANDS], np.float32)]
     for reference in references:
         samples = int(data.reference_seconds * SAMPLE_RATE_HZ)
-        wave = read_recording(reference, *REFERENCE, samples, data.trim)
+        wave = read_recording(reference, REFERENCE, samples, data.trim)
         mels.append(log_mel(with_loudness(tf.constant(wave[None]), data.loudness))[0].numpy())
     return np.concatenate(mels)

@@ -54,12 +54,13 @@ class TTSTask(Task):
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
         model = config.model
-        rows = len(vocabulary.symbols), len(vocabulary.languages)
+        symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
         if inference:
-            return build_xtts(model.model_size, *rows, precision=inference)
+            return build_xtts(model.model_size, symbols, languages, precision=inference)
         return build_xtts(
             model.model_size,
-            *rows,
+            symbols,
+            languages,
             precision=config.training.precision,
             dropout=model.dropout,
             reference_dropout=model.reference_dropout,
@@ -73,7 +74,7 @@ class TTSTask(Task):
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
         training = config.training
-        # In a step that XLA compiles as a whole, it compiles this as well.
+        # With --compile xla the whole step is compiled, this function included.
         if training.compile != "xla" and not xla_failure(device):
             network.sum_over_paths = compiled(sum_over_paths)
         # The batches have the path of the teacher's own search, so this network never searches.

@@ -25,12 +25,15 @@ log = logging.getLogger(__name__)
 class TeacherModel:
     """The network of a frozen voice on one device; `SynthesisOptions` has the other arguments.
 
+        mel, f0_hz, path = teacher.speak(texts_and_references, padded_frames)
+        mel = teacher.teacher_forced_mel(recordings)
+
     Each row of a batch has its own noise.
     """
 
     def __init__(self, network: XTTS, ode_steps: int, guidance: float):
         self.network = network
-        self._options = ode_steps, guidance
+        self._ode_steps, self._guidance = ode_steps, guidance
         self.align = network.align
 
     def speak(self, batch, padded_frames):
@@ -44,6 +47,9 @@ class TeacherModel:
             Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B,
             T].
         """
+        # As in synthesis, but within a number of frames that the host knows before: tokens that
+        # would exceed it are shortened in proportion. Prosody is the average one, not drawn. The F0
+        # of a frame is its token's, where the token is voiced.
         speaker, encoded, mean, mask = self.network.encode_texts(batch)
         predicted = self.network.predict_prosody(encoded, speaker, mask).average()
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
@@ -78,7 +84,7 @@ class TeacherModel:
         )
         seed = fold_in(batch["seed"], "teacher noise")
         noise = TEMPERATURE * stateless_normal(tf.shape(condition.mel), seed)
-        return self.network.solve_flow(condition, noise, *self._options)
+        return self.network.solve_flow(condition, noise, self._ode_steps, self._guidance)
 
 
 class NullTeacher:
@@ -112,8 +118,12 @@ def load_teacher(
     task.tune(settings.model_copy(update={"training": config.training}), network, device, sizes)
     log.info(
         "teacher        %s, step %d, on %s: %s, %s parameters, %s",
-        *(teacher.path, teacher.record.step, device, task.describe(settings)),
-        *(f"{parameter_count(network):,}", precision),
+        teacher.path,
+        teacher.record.step,
+        device,
+        task.describe(settings),
+        f"{parameter_count(network):,}",
+        precision,
     )
     return TeacherModel(network, settings.model.ode_steps, settings.model.guidance)
 

@@ -18,6 +18,9 @@ from myxtts.tasks.registry import task_of
 from myxtts.tasks.tts.network import XTTS
 
 
+# The held-out utterances pass the same feed and hand-over as in training, so that the network gets
+# what it was trained on. Features are copied back to the host row by row; whole batches stay on the
+# device for the alignment.
 def load_utterances(
     network: XTTS, corpus: MeasuredCorpus, route: Route, folder: Path, count: int
 ) -> tuple[list[Utterance], list[UtteranceBatch]]:
@@ -26,7 +29,7 @@ def load_utterances(
     extractor = task_of(config).extractor(config, training=False)
     bucket = corpora.single_bucket_corpus(manifest, config)
     pipeline = held_out_pipeline(bucket, route, extractor, config, folder)
-    # The same copies between devices as in training, so a batch lies where the network expects it.
+
     hand_over = HandOver(network.BATCH_FIELDS, [route.model])
     utterances: list[Utterance] = []
     batches = []

@@ -7,8 +7,8 @@ import numpy as np
 from myxtts.text.symbols import BLANK_ID
 from myxtts.text.words import words_of_symbols
 
-# Nats, of a word that is left out and of one that is repeated: what both find and miss is in
-# docs/experiments/evaluation_metrics.md.
+# Least gains, in nats, for a word to count as left out, and as repeated. What both find and miss is
+# in docs/experiments/evaluation_metrics.md.
 MIN_GAINS = (10.0, 40.0)
 NO_PATH = -1e30
 
@@ -32,17 +32,19 @@ def split_words(symbols: Sequence[str], tokens: np.ndarray) -> list[np.ndarray]:
     return np.split(tokens, [*(1 + start for start in starts), len(tokens) - 1])
 
 
+# The text is changed until no change fits the speech better: the word whose removal or repetition
+# gains most beyond its threshold is removed or doubled, and all gains are computed again.
 def count_word_errors(
     log_probs: np.ndarray, words: Sequence[np.ndarray], min_gains: tuple[float, float] = MIN_GAINS
 ) -> tuple[int, int]:
     """Return how many words speech leaves out, and how many it repeats.
 
-    Arguments are those of `word_gains`. Speech with fewer frames than tokens says nothing.
+    Arguments as in `word_gains`. Speech with fewer frames than tokens says nothing.
     """
     if sum(map(len, words)) > len(log_probs):
         return len(words) - 2, 0
     words, counts = list(words), [0, 0]
-    # One error at a time, since the neighbours of a word that is left out seem to be so as well.
+    # One change at a time: the neighbours of a word that is left out seem to be left out as well.
     while len(words) > 2:
         excess = word_gains(log_probs, words) - np.array(min_gains)[:, None]
         repeats, index = np.unravel_index(excess.argmax(), excess.shape)
@@ -83,11 +85,15 @@ def word_paths(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> tuple[np.n
     return until, since[::-1, ::-1]
 
 
+# States are the tokens of all words, with a blank before each and behind the last. `score` has the
+# best path to each state, behind two columns: nothing, and the start. In each frame a path stays,
+# advances, or skips a blank. After each frame, the better of the two states at the end of each word
+# is kept: its last token, or the blank behind.
 def path_log_probs(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> np.ndarray:
     """Return the log-probability of the first words in the first frames, [T + 1, words + 1].
 
     Of the likeliest path, as CTC has them (Graves et al. 2006), by the recursion of Viterbi (1967);
-    NO_PATH or less where the words need more frames. Arguments are those of `word_gains`.
+    NO_PATH or less where the words need more frames. Arguments as in `word_gains`.
     """
     labels = np.concatenate([np.zeros(0, int), *words])
     states = np.full(2 * len(labels) + 1, BLANK_ID)
@@ -95,7 +101,7 @@ def path_log_probs(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> np.nda
     # A path may skip the first blank, and the blank between two different labels.
     may_skip = np.full(len(states), False)
     may_skip[1::2] = np.diff(labels, prepend=BLANK_ID) != 0
-    # Two places before the first state: of the start, and of nothing.
+
     score = np.full(len(states) + 2, NO_PATH)
     score[1] = 0.0
     ends = 2 * np.cumsum([0, *map(len, words)])

@@ -4,7 +4,7 @@ from myxtts.audio.format import MEL_BANDS
 from myxtts.batches.contract import TEXT
 from myxtts.devicefeed.contract import Field
 
-# Of a segment of VOCODER_FEATURES, on each side: a network sees them, but is not judged by them,
+# Frames on each side of a segment of VOCODER_FEATURES that a network sees, but is not judged by,
 # since they lack neighbours.
 CONTEXT_FRAMES = 4
 VOCODER_FEATURES = {

@@ -95,6 +95,8 @@ class VocoderEvaluator:
     Griffin-Lim's once. `columns` are of the last `score`.
     """
 
+    # Made once: recordings cut to whole frames, their mels, their 16-bit samples as the ideal copy,
+    # and the copies by Griffin-Lim. `score` then copies with the weights of the moment.
     def __init__(self, evaluation: Evaluation, vocoder: VocoderProtocol):
         self._evaluation, self._vocoder = evaluation, vocoder
         corpus, options, device = evaluation.corpus, evaluation.options, evaluation.route.model
@@ -121,7 +123,7 @@ class VocoderEvaluator:
         }
 
     def score(self, checkpoint: str, throttle: Throttle = no_throttle) -> ColumnScore:
-        """Measure the weights that the vocoder has, which are those of a checkpoint."""
+        """Measure the weights that the vocoder has now; `checkpoint` is their name in the score."""
         self.columns = {"neural": self._copies_by(self._vocoder, throttle)} | self._fixed
         columns = {name: copies.metrics for name, copies in self.columns.items()}
         common = metrics.with_common_scores(columns)

@@ -15,7 +15,8 @@ from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
 from myxtts.tasks.tts.features import tts_features
 from myxtts.tasks.vocoder.contract import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
 
-# on each side of a segment's samples: more than its first and last mel and F0 look at (1.5, 2.7)
+# Margin on each side of a segment's samples: its first and last mel and F0 look 1.5 and 2.7 hops
+# beyond it.
 MARGIN_HOPS = 3
 
 
@@ -37,8 +38,9 @@ def vocoder_extractor(
         produce = partial(vocoder_features, segment_frames=segment_frames, at_random=at_random)
         return FeatureExtractor(VOCODER_INPUTS, VOCODER_FEATURES, produce, sizes)
     taught = partial(taught_vocoder_features, segment_frames=segment_frames, at_random=at_random)
-    contracts = TTS_INPUTS, TAUGHT_VOCODER_FEATURES
-    return FeatureExtractor(*contracts, taught, sizes, load_frozen=load_teacher)
+    return FeatureExtractor(
+        TTS_INPUTS, TAUGHT_VOCODER_FEATURES, taught, sizes, load_frozen=load_teacher
+    )
 
 
 def vocoder_features(
@@ -96,6 +98,11 @@ class _Stretch(NamedTuple):
     silent_outside: tf.Tensor
 
 
+# A first frame is chosen for each utterance: 0 for whole utterances, else in the middle of the
+# spare frames or at random among them, minus the context. The samples of the stretch and its
+# margins are then gathered by index. Indices outside the utterance are reflected at its ends, as
+# the mel of a whole utterance does; F0 takes silence there, so both versions of the wave are
+# returned.
 def _cut_stretch(waves: dict, segment_frames: int | None, at_random: bool) -> _Stretch:
     """Cut the segments and their context out of a batch's waves; see `vocoder_extractor`."""
     frames = tf.cast(frame_count(waves["samples"]), tf.int64)

@@ -148,8 +148,9 @@ class Vocoder(keras.Model):
         samples = CONTEXT_FRAMES * HOP_SAMPLES
         mel_error = tf.abs(mel_and_spectrum(wave)[0] - target_mel)[:, context:-context]
         estimate, true = wave[:, samples:-samples], target[:, samples:-samples]
-        pulses = batch["f0_hz"], batch["pulse_phasor"]
-        pitch, voicing, phase = self.pitch_head.losses_of(mel, *pulses)
+        pitch, voicing, phase = self.pitch_head.losses_of(
+            mel, batch["f0_hz"], batch["pulse_phasor"]
+        )
         by_row = {
             "spectral": multi_resolution_stft_loss(estimate, true),
             "complex": complex_stft_loss(estimate, true),
@@ -185,6 +186,11 @@ class Vocoder(keras.Model):
         wave = self._generate(mel, harmonic, seed, PROJECTIONS)[:, samples:-samples]
         return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
 
+    # Two sources are transformed: pulses with their harmonics, and noise. The network reads the mel
+    # and the pulses and returns a complex filter for the pulses and a gain for the noise, as
+    # corrections of the mel's rough envelope. The filtered sum is transformed back. Projections
+    # then pull the mel of the wave towards the given mel; in synthesis there are twelve, with
+    # momentum.
     def _generate(self, mel, harmonic, seed, projections: int):
         """Return the wave of a log-mel [B, T, 80] and a harmonic source: float32 [B, T * 256]."""
         noise = stateless_normal(tf.shape(harmonic), fold_in(seed, "noise"))
@@ -296,13 +302,15 @@ class PitchHead(CompositeLayer):
         likeliest = tf.argmax(logits, axis=2)
         distance = np.arange(PITCH_BINS) - likeliest[:, :, None]
         near = tf.nn.softmax(tf.where(tf.abs(distance) <= PITCH_NEIGHBOURS, logits, -1e9))
-        # Relative to the likeliest bin, and in float64: the phase of the highest harmonic has an
-        # error of 100 times that of the integrated F0.
+        # Relative to the likeliest bin, and in float64: the phase of the highest harmonic has 100
+        # times the error of the integrated F0.
         width = pitch_centres()[1] - pitch_centres()[0]
         log_ratio = tf.cast(sum_over(near * (tf.cast(distance, tf.float32) * width), 2), tf.float64)
         hz = tf.gather(np.exp(pitch_centres().astype(np.float64)), likeliest) * tf.exp(log_ratio)
         return tf.cast(hz, tf.float32), tf.sigmoid(voicing), phasor
 
+    # The target over bins is a triangle around the recorded F0, so that F0 between two bins is no
+    # error.
     def losses_of(self, mel, f0_hz, pulse_phasor):
         """Return the losses of pitch, voicing and phase, float32 [B] each.
 
@@ -364,6 +372,8 @@ def log_envelope(mel):
     return tf.repeat(tf.concat([envelope, above], axis=2), FILTERS_PER_FRAME, axis=1)
 
 
+# The wave's own mel is computed and compared with the wanted one. The ratio of both, which has a
+# value for each band, is spread over the bins of the bands and multiplied onto the spectrum.
 def project(wave, mel):
     """Multiply a wave's STFT by the interpolated ratio of the mel to the wave's own mel."""
     own_mel, spectrum = mel_and_spectrum(wave)

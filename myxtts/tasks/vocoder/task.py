@@ -123,10 +123,10 @@ class VocoderSampler(Sampler):
         waves = self._batch["wave"].numpy()
         # With fixed phases it is the same at all steps, so it is made once.
         griffin_lim = vocode(GriffinLim(), mels, frames, SEED)
-        columns = self._names, mels.numpy(), waves, griffin_lim, frames.numpy()
+        rows = zip(self._names, mels.numpy(), waves, griffin_lim, frames.numpy(), strict=True)
         self._rows = [
             (name, mel[:length], wave[: length * HOP_SAMPLES], copy)
-            for name, mel, wave, copy, length in zip(*columns, strict=True)
+            for name, mel, wave, copy, length in rows
         ]
 
     def trace(self) -> None:

@@ -40,8 +40,9 @@ def required(condition: bool, name: str, expected: str, found: str, to_do: str =
 
 def recommended(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that is a warning unless the condition is true."""
-    check = required(condition, name, expected, found, to_do)
-    return check if condition else check._replace(status="warning")
+    if condition:
+        return Check("passed", name, expected, found)
+    return Check("warning", name, expected, found, to_do)
 
 
 def failed_by(error: Exception, name: str, expected: str) -> Check:
@@ -68,6 +69,7 @@ class Report:
         """Run a section; return its result, or None if an error ended it. The error becomes the
         last check.
         """
+        # Checks are printed as the generator yields them, so that a slow section shows where it is.
         self.sections[title] = []
         print(f"\n{len(self.sections)}  {title}", flush=True)
         try:
@@ -81,8 +83,8 @@ class Report:
 
     def skip(self, title: str, reason: str) -> None:
         """Add a section that cannot run."""
-        texts = "the earlier sections pass", reason, "Fix the failed checks above."
-        self.run(title, iter([Check("warning", "section skipped", *texts)]))
+        expected, to_do = "the earlier sections pass", "Fix the failed checks above."
+        self.run(title, iter([Check("warning", "section skipped", expected, reason, to_do)]))
 
     def _add(self, title: str, check: Check) -> None:
         self.sections[title].append(check)

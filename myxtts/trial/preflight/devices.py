@@ -41,8 +41,11 @@ def check_placement(
         yield failed_by(PlacementError(f"{error}{advice}"), "requested devices", expected)
         return None
     placement = run.placement
-    simulated = ", simulated on the CPU" if placement.simulated else ""
-    yield required(True, "requested devices", expected, f"placement {placement.name}{simulated}")
+    found = f"placement {placement.name}"
+    if placement.simulated:
+        found += ", simulated on the CPU"
+    yield required(True, "requested devices", expected, found)
+    # What TensorFlow says is compared with the plan, instead of trusting that it was configured.
     existing = existing_devices(placement)
     for device in placement.devices:
         yield check_device(device, placement, existing)
@@ -82,8 +85,9 @@ def check_device(
 ) -> Check:
     """Check that a device is as planned, and that a small matrix product is correct and on it."""
     name = f"device {device.name}"
-    limit = "memory grows" if device.memory_mib is None else f"at most {device.memory_mib} MiB"
-    expected = f"GPU {device.physical}, {limit}"
+    expected = f"GPU {device.physical}, memory grows"
+    if device.memory_mib is not None:
+        expected = f"GPU {device.physical}, at most {device.memory_mib} MiB"
     # The CPU takes memory as it needs it, whatever a simulated GPU is limited to.
     if not placement.on_gpu:
         expected = "the CPU" if device.physical is None else f"simulated GPU {device.physical}"

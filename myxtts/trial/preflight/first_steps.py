@@ -43,18 +43,18 @@ from myxtts.trial.steps import SynchronousStep, step_spans, train_steps
 # Each step that overflows halves the initial loss scale of 2^15.
 MAX_SCALED_STEPS = 12
 
-# Besides the checkpoints: for logs, samples and cached manifests.
+# Space for logs, samples and cached manifests, in addition to the checkpoints.
 MIN_FREE_MIB = 1024
 
 # The order of a producer's operations varies, and with it what they hold: tensors of 11 to 14 MiB
 # for a heaviest batch of a tiny recogniser, of which a full step produces about six.
 GPU_REPEATS = 3
 
-# Of a GPU's memory, for fragmentation in longer runs.
+# Fraction of a GPU's memory that should stay free, for fragmentation in longer runs.
 HEADROOM = 0.05
 LESS_MEMORY = "Lower --batch-size or --max-seconds, or add --gradient-checkpointing."
 
-# MAX_S is for steps as long as the heaviest, so that most trials take less.
+# The pipeline runs for at most 60 s if all steps are as long as the heaviest; most are shorter.
 MIN_STEPS = 4
 MAX_S = 60.0
 
@@ -80,6 +80,11 @@ class Trial:
     observe: Callable[[], None]
 
 
+# The run is set up as `train` does, and its variables are checked. Then the heaviest batches of the
+# plan, one or two buckets, pass the pipeline, with as many other batches in memory as in a run and
+# with an observation behind them. Two steps are taken on each, and the weights are compared with
+# those before. What this leaves of the memory is checked last. The caller gets the trained objects,
+# because the sections after this one need them.
 def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Trial | None]:
     """Set up a run and train on the heaviest batches; returns the trial."""
     config = run.config
@@ -160,11 +165,13 @@ def heaviest_buckets(plan: Plan) -> list[int]:
     another one, has the most samples per batch: with --batch-seconds, short buckets may have more.
     """
     used = np.unique(plan.epoch(0).step_bucket)
-    rows, samples = zip(*(plan.shape(int(bucket))[:2] for bucket in used), strict=True)
-    total = np.multiply(rows, samples)
-    longest = np.argmax(samples)
+    shapes = np.array([plan.shape(int(bucket))[:2] for bucket in used])  # rows and samples
+    total = shapes.prod(axis=1)
+    longest = np.argmax(shapes[:, 1])
     largest = np.argmax(total)
-    heaviest = [longest] if total[longest] == total[largest] else [longest, largest]
+    heaviest = [longest]
+    if total[largest] > total[longest]:
+        heaviest.append(largest)
     return [int(used[number]) for number in heaviest]
 
 
@@ -192,20 +199,24 @@ def heaviest_observation(setup: TrainingSetup) -> Callable[[], None]:
     return observe
 
 
+# The feed is opened some steps before the wanted one, so that its buffers are full when that step
+# comes: `others` steps are taken and dropped. Batches that a real step would have taken ahead are
+# held until the end, and the observer runs while they are.
 def full_step(
     bucket: int, setup: TrainingSetup, pipeline: Pipeline, observe: Callable[[], None]
 ) -> list[ReplicaBatches]:
     """Return the microbatches of the longest step of a bucket; call `observe` behind it.
 
-    Both with as many batches on the data devices as in a run: those of full buffers, those that a
-    step takes ahead, and one of the observer.
+    Both happen with as many batches on the data devices as in a run: full buffers, the batches that
+    a step takes ahead, and one of the observer.
     """
     plan, config = setup.corpora.training.plan, setup.config
     of_buffers = config.data.prefetch_buffer_size * len(setup.replicas.routes[0].data_devices)
     others = math.ceil((of_buffers + HANDED_OVER_AHEAD + 2) / config.training.gradient_accumulation)
     epoch, step, _ = longest_step(bucket, plan, 1 + others // plan.steps_per_epoch)
-    start = divmod(epoch * plan.steps_per_epoch + step - others, plan.steps_per_epoch)
-    with pipeline.open_feed(Pass(Position(*start))) as feed:
+    first = epoch * plan.steps_per_epoch + step - others
+    start = Position(first // plan.steps_per_epoch, first % plan.steps_per_epoch)
+    with pipeline.open_feed(Pass(start)) as feed:
         *before, microbatches = islice(step_batches(feed), others + 1)
         del before
         _ahead = list(islice(feed, HANDED_OVER_AHEAD))
@@ -283,7 +294,9 @@ def check_gpu_memory(placement: Placement, setup: TrainingSetup) -> Iterator[Che
     for device in (device.name for device in placement.devices):
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
-        evaluation_mib = setup.memory.evaluation_mib if device == setup.observer else 0.0
+        evaluation_mib = 0.0
+        if device == setup.observer:
+            evaluation_mib = setup.memory.evaluation_mib
         headroom_mib = limit_mib - peak_mib - evaluation_mib
         yield recommended(
             headroom_mib > HEADROOM * limit_mib,
@@ -309,6 +322,9 @@ def check_process_memory(forecast: MemoryForecast) -> Check:
     )
 
 
+# Ordinary steps from the start of the plan, in the real loop. Their spans give the overlap of
+# producing and training, and the time without a batch. At the end, the compiled functions of
+# producer and step are audited for operations without GPU kernels.
 def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     """Take steps from the start of the plan in the training loop, and check what they show."""
     setup = trial.setup
@@ -339,6 +355,9 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
     yield check_operations("audit of the step", trial.step.functions(trial.batches))
 
 
+# Two lists of spans come in on one timeline: when the data device produced, and when steps ran.
+# What both have in common is time that the second device saved. It must be more than nothing, and
+# with a device of its own at least half of the shorter of the two.
 def check_overlap(spans: Sequence[Span], data_device: str, bottleneck: str, dual: bool) -> Check:
     """Check that a data device produces while steps run.
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from myxtts.base import tf_internals
 
 # TensorFlow uses a DEFAULT kernel if the device has no kernel that fits.
-GPU = ("GPU", "DEFAULT")
-XLA = ("XLA_GPU_JIT",)
+GPU: tuple[str, ...] = ("GPU", "DEFAULT")
+XLA: tuple[str, ...] = ("XLA_GPU_JIT",)
 # tf.py_function: its DEFAULT kernel runs Python on the host.
 PYTHON = {"EagerPyFunc"}
 
@@ -37,6 +37,10 @@ class Audit(NamedTuple):
     host_only: tuple[HostOperation, ...]
 
 
+# The definition of the function and of all that it calls is walked, once as XLA compiles it and
+# once as TensorFlow runs it, where both occur. Each node is looked up among the registered kernels
+# of that kind. What is found nowhere is listed with its function, so that a developer finds the
+# line.
 def audit(function) -> Audit:
     """Look up every operation of a concrete function in TensorFlow's kernel registry.
 
@@ -51,12 +55,15 @@ def audit(function) -> Audit:
     host_only = []
     for body, compiled in _bodies(entry, library | {entry.signature.name: entry}):
         operations += len(body.node_def)
-        kernels = XLA if compiled else GPU
-        missing = "XLA kernel" if compiled else "GPU kernel"
+        kernels, missing = GPU, "GPU kernel"
+        if compiled:
+            kernels, missing = XLA, "XLA kernel"
+        function_name = body.signature.name
         for node in body.node_def:
             if node.op not in library and find_kernel(node, kernels) is None:
-                place = (node.op, node.name, body.signature.name, _type_attributes(node))
-                host_only.append(HostOperation(*place, missing))
+                types = _type_attributes(node)
+                found = HostOperation(node.op, node.name, function_name, types, missing)
+                host_only.append(found)
     return Audit(operations, tuple(host_only))
 
 
@@ -164,4 +171,6 @@ def _values(value) -> list:
     kind = value.WhichOneof("value")
     if kind == "list":
         return [*value.list.type, *value.list.s, *value.list.i, *value.list.b]
-    return [getattr(value, kind)] if kind else []
+    if kind is None:
+        return []
+    return [getattr(value, kind)]

@@ -37,6 +37,10 @@ MAX_PADDING = 0.2
 EXAMPLES = 3
 
 
+# Sections run in this order: prerequisites, placement, model, transfer, pipeline, corpus. A section
+# that fails ends itself only; those that depend on it are skipped with the reason. The corpus is
+# loaded before the model trains, which needs it; its checks are printed last. All files go to a
+# temporary folder.
 def validate(config: Config, steps: int) -> Report:
     """Check a run with these settings and print the checks. Nothing written remains, except the
     demo corpus.
@@ -141,10 +145,13 @@ def check_rejected(listing: Path, max_rejected: float) -> Check:
         f"line {row['line']} {row['audio']}: {row['detail'] or row['reason']}"
         for row in rejected[:EXAMPLES]
     )
+    found = "none"
+    if rejected:
+        found = f"{len(rejected)} ({counts}). The first: {examples}"
     return recommended(
         not rejected,
         "rejected utterances",
         f"none; a run accepts up to {100 * max_rejected:g} %",
-        f"{len(rejected)} ({counts}). The first: {examples}" if rejected else "none",
+        found,
         "Fix or remove these rows. A run lists all of them in rejected.csv in its folder.",
     )

@@ -215,7 +215,7 @@ class Corpus:
         reasons = {"training": training, "inspection": inspection, "references": ""}
         path = self._folder / f"{name}.wav"
         try:
-            read_recording(path, *REFERENCE)
+            read_recording(path, REFERENCE)
         except DataError as error:
             reasons["references"] = _reason(str(error), training)
         if any(reasons.values()):

@@ -30,14 +30,14 @@ def parse() -> tuple[str, str, int]:
     return f"/{kind}:{options.data_gpu}", f"/{kind}:{options.model_gpu}", options.steps
 
 
-def make(data: str, model: str, pixels: int = 96):
+def make(data: str, model: str, pixels: int = 96, units: int = 2_048):
     """Return a dataset on the host, `produce` for the data and `step` for the model device."""
     keras.utils.set_random_seed(0)
     with tf.device(data):
         shape = {"input_shape": (pixels, pixels, 3), "alpha": 0.35, "pooling": "avg"}
         encoder = keras.applications.MobileNetV2(include_top=False, weights=None, **shape)
     with tf.device(model):
-        layers = keras.layers.Dense(2_048, "relu"), keras.layers.Dense(10, "softmax")
+        layers = keras.layers.Dense(units, "relu"), keras.layers.Dense(10, "softmax")
         network = keras.Sequential([keras.Input(encoder.output_shape[1:]), *layers])
         optimizer = keras.optimizers.AdamW(1e-3)
         optimizer.build(network.trainable_variables)

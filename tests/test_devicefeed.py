@@ -8,6 +8,7 @@ import unittest
 from pathlib import Path
 
 from tests.fixtures import temporary_folder
+from tests.long import long
 
 ROOT = Path(__file__).parents[1]
 LINES = 1_250
@@ -51,6 +52,19 @@ class Alone(unittest.TestCase):
         (count,) = re.findall(r"^Ran (\d+) tests", done.stderr, re.MULTILINE)
         self.assertGreater(int(count), 20)
         self.assertNotIn("skipped", done.stderr)
+
+
+class Examples(unittest.TestCase):
+    @long
+    def test_both_train_with_the_same_losses(self):
+        losses = []
+        for name in ("device_feed", "by_hand"):
+            command = [sys.executable, f"examples/{name}.py", "--simulate", "2", "--steps", "6"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            losses += re.findall(r"^loss (\d\.\d{3})\b", done.stdout, re.MULTILINE)
+        self.assertEqual(len(losses), 2)
+        self.assertEqual(*losses)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Measure the library of myxtts/devicefeed on its own example, against one device and other ways.
 
     python benchmarks/device_feed.py
-    python benchmarks/device_feed.py --virtual                 # and on virtual GPUs
+    python benchmarks/device_feed.py --on virtual
     python benchmarks/device_feed.py --pixels 64 --repeats 7
 
 Each way has a process of its own and takes turns with the others (A B C D A B C D); medians are
@@ -15,7 +15,8 @@ device without a detour.
 `two programs at once` are two independent processes with one device each: what the cores allow.
 
 On virtual GPUs kernels and copies last as the table of costs says and compute nothing, so that the
-order of work is that of GPUs. The losses there are of a run that computes.
+order of work is that of GPUs, and the times hold however busy this machine is: launches are free,
+and all others are multiplied until the host is no limit. The losses are of a run that computes.
 """
 
 import argparse
@@ -44,9 +45,12 @@ ONE, FEED, MAP, BY_HAND, TOGETHER = (
 )
 SECOND_PROGRAM, P, C = "second program", "P", "C"
 COMPARED_STEPS, WARM_UP_STEPS = 20, 10
-# On virtual GPUs the table of costs is multiplied by it, so that the host is no limit. There the
-# frozen part takes as long as its 400 kernels whatever the images, and the step is made as long.
-SCALE, VIRTUAL_UNITS = 80.0, 11_264
+COSTS = ("--costs-only", "--scale", "250", "--launch-us", "0")
+# On virtual GPUs the frozen part takes as long as its 400 kernels, whatever the images: there the
+# step is made as long.
+VIRTUAL_UNITS = 11_264
+# Each turn of a second or more; they differ by less than 1 %.
+VIRTUAL_TURNS = ("--steps", "8", "--repeats", "2")
 _running: dict[str, tuple] = {}
 """What `start` made in this process, by way: batches, step, produce with an element."""
 
@@ -57,9 +61,8 @@ def main() -> int:
         print(json.dumps(measure_virtual(options)))
         return 0
     print(f"Load before: {Path('/proc/loadavg').read_text().split()[0]}")
-    figures = {"simulated devices": measure_simulated(options)}
-    if options.virtual:
-        figures["virtual GPUs"] = run_on_virtual_gpus(options)
+    measure = {"simulated": measure_simulated, "virtual": measure_on_virtual_gpus}
+    figures = {name: measure[name](options) for name in options.on}
     for name, found in figures.items():
         print_table(name, found)
     if options.json:
@@ -73,7 +76,8 @@ def parse() -> argparse.Namespace:
     add("--pixels", type=bounded(int, 32, 512), default=96, help="size of the images (default 96)")
     add("--steps", type=count, default=40, help="timed in each turn (default 40)")
     add("--repeats", type=count, default=5, help="turns of each way (default 5)")
-    add("--virtual", action="store_true", help="also on virtual GPUs, by the table of costs")
+    places = {"choices": ("simulated", "virtual"), "default": ["simulated"]}
+    add("--on", nargs="+", help="simulated devices, virtual GPUs or both", **places)
     add("--json", type=Path, help="output file for the figures")
     add("--measure", choices=("losses", "times"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -117,13 +121,12 @@ def configure_simulated(core: int | None) -> None:
         compute_on_one_core(core)
 
 
-def run_on_virtual_gpus(options: argparse.Namespace) -> dict:
+def measure_on_virtual_gpus(options: argparse.Namespace) -> dict:
     """Return the same figures of virtual GPUs; the losses are of a program that computes."""
     found = {}
-    for measure, costs in (("times", ("--costs-only", "--scale", str(SCALE))), ("losses", ())):
-        sizes = ("pixels", "steps", "repeats")
-        given = [word for name in sizes for word in (f"--{name}", str(getattr(options, name)))]
-        program = ("benchmarks/device_feed.py", "--measure", measure, *given)
+    for measure, costs in (("times", COSTS), ("losses", ())):
+        pixels = ("--pixels", str(options.pixels))
+        program = ("benchmarks/device_feed.py", "--measure", measure, *pixels, *VIRTUAL_TURNS)
         command = [sys.executable, "-m", "tests.virtual_gpu", "--gpus", "2", *costs, "--", *program]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -228,13 +231,13 @@ def print_table(name: str, found: dict) -> None:
     produce_s, step_s = found["stages_s"]
     law = (produce_s + step_s) / max(produce_s, step_s)
     stages = f"P {1e3 * produce_s:.1f} ms, C {1e3 * step_s:.1f} ms"
-    print(f"\n{name}: {stages}, each alone; (P + C) / max(P, C) = {law:.2f}\n")
+    print(f"\n{name} devices: {stages}, each alone; (P + C) / max(P, C) = {law:.2f}\n")
     print("| way | ms a batch, median (of all turns) | times as fast as one device | losses |")
     print("|---|---:|---:|---|")
     one_s = median(found["seconds"][ONE])
     for way, seconds in found["seconds"].items():
         turns = ", ".join(f"{1e3 * each:.1f}" for each in sorted(seconds))
-        is_equal = found["losses"].get(way) == found["losses"][ONE]
+        is_equal = found["losses"].get(way) == found["losses"][FEED]
         equal = ("equal" if is_equal else "**differ**") if way in found["losses"] else ""
         ratio = one_s / median(seconds)
         print(f"| {way} | {1e3 * median(seconds):.1f} ({turns}) | {ratio:.2f} | {equal} |")

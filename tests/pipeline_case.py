@@ -20,7 +20,7 @@ from myxtts.config.schema import DataConfig
 from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.devicefeed.routes import Route
 from myxtts.tasks.tts.features import tts_extractor
-from tests.feeds import producers
+from tests.devicefeed.feeds import producers
 from tests.fixtures import temporary_folder
 from tests.sine_corpus import planned_corpus, write_corpus
 

@@ -47,14 +47,15 @@ COUNTS = (*FAILED, "skipped", "expectedFailures")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run the test suite.")
     add, flag = parser.add_argument, {"action": "store_true"}
-    add("modules", nargs="*", metavar="MODULE", help="such as test_step (default: all)")
+    modules_help = "such as test_step or devicefeed.test_feed (default: all)"
+    add("modules", nargs="*", metavar="MODULE", help=modules_help)
     add("--jobs", type=int, default=2, metavar="N", help="number of processes (default: 2)")
     add("--quick", help="only the modules that do not import TensorFlow", **flag)
     add("--times", help=f"list the slowest tests and rewrite {TIMES.name}", **flag)
     add("--work", help=argparse.SUPPRESS, **flag)
     options = parser.parse_args()
-    modules = options.modules or sorted(path.stem for path in TIMES.parent.glob("test_*.py"))
-    if unknown := [module for module in modules if not TIMES.with_name(f"{module}.py").is_file()]:
+    modules = options.modules or all_modules()
+    if unknown := [module for module in modules if not path_of_module(module).is_file()]:
         parser.error(f"tests has no module {', '.join(unknown)}; give names such as test_step")
     if options.work:
         return work(modules)
@@ -290,6 +291,12 @@ def _cpu_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def all_modules() -> list[str]:
+    """Return the modules of this folder, and those that go with a copy of the library."""
+    of_library = (f"devicefeed.{path.stem}" for path in TIMES.parent.glob("devicefeed/test_*.py"))
+    return sorted([*of_library, *(path.stem for path in TIMES.parent.glob("test_*.py"))])
+
+
 def gpu_modules(modules: list[str]) -> list[str]:
     """Return the modules that use real GPUs, in a process of their own: others simulate them."""
     if os.environ.get("TEST_GPUS") == "0" or not visible_gpus():
@@ -299,7 +306,11 @@ def gpu_modules(modules: list[str]) -> list[str]:
 
 
 def _source(module: str) -> str:
-    return TIMES.with_name(f"{module}.py").read_text(encoding="utf-8")
+    return path_of_module(module).read_text(encoding="utf-8")
+
+
+def path_of_module(module: str) -> Path:
+    return TIMES.parent.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def imports_tensorflow(module: str) -> bool:

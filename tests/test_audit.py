@@ -5,7 +5,6 @@ copies between host and GPU memory are those that a GPU makes, once for each ten
 import unittest
 from contextlib import nullcontext
 
-import numpy as np
 import tensorflow as tf
 
 from fakes.copies import Copy, find_copies
@@ -14,8 +13,6 @@ from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import GriffinLim
 from myxtts.base.portable_ops import indices, on_host, stateless_normal
 from myxtts.config.schema import Config
-from myxtts.devicefeed.audit import require_device
-from myxtts.devicefeed.errors import PlacementError
 from myxtts.extras.export.export import synthesis_module
 from myxtts.run.step import Step
 from myxtts.tasks.asr.task import ASRTask
@@ -24,7 +21,7 @@ from myxtts.tasks.tts.features import tts_extractor
 from myxtts.trial.preflight.kernels import Audit, audit
 from tests.long import long
 from tests.tiny import build_model, build_toy, features, on_device, take_step, training_state
-from tests.two_devices import DATA, MODEL
+from tests.two_devices import DATA
 
 TEXTS = tf.TensorSpec([None], tf.string)
 NUMBERS = tf.TensorSpec([None], tf.float32)
@@ -50,16 +47,6 @@ def square(x):
 def length(text):
     """Return the length of a text: the operation has a CPU kernel, but no GPU or XLA kernel."""
     return tf.cast(tf.strings.length(text), tf.float32)
-
-
-class HostFieldsTest(unittest.TestCase):
-    def test_integers_may_be_in_host_memory(self):
-        with tf.device(DATA):
-            frames, mel = tf.constant([1, 2]), tf.constant([1.0])
-        for device in ("/GPU:0", MODEL):
-            require_device(device, [("frames", frames), ("tokens", np.ones(3, np.int32))])
-        with self.assertRaisesRegex(PlacementError, r"but found mel on /CPU:0 \(1 in all\)\. "):
-            require_device("/GPU:0", [("frames", frames), ("mel", mel)])
 
 
 class ProjectTest(unittest.TestCase):

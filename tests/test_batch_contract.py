@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.toy import traced_once
-from myxtts.audio.format import MEL_BANDS
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.batches.contract import TEXT, TTS_INPUTS
 from myxtts.devicefeed.contract import check_batch
@@ -30,57 +29,6 @@ def batch_of(fields, **changes) -> dict[str, np.ndarray]:
         for name, field in fields.items()
     }
     return {name: value for name, value in (batch | changes).items() if value is not None}
-
-
-class CheckTest(unittest.TestCase):
-    def assert_rejected(self, message, fields=TTS_FEATURES, **changes):
-        with self.assertRaisesRegex(TypeError, message):
-            check_batch(batch_of(fields, **changes), fields, "test")
-
-    def test_valid_arrays_tensors_and_symbolic_tensors_pass(self):
-        for fields in (TTS_INPUTS, TTS_FEATURES):
-            batch = batch_of(fields)
-            tensors = {name: tf.constant(array) for name, array in batch.items()}
-            symbolic = {name: tf.TensorSpec(f.shape, f.dtype) for name, f in fields.items()}
-            for valid in (batch, tensors, symbolic):
-                check_batch(valid, fields, "test")
-
-    def test_missing_field_is_rejected(self):
-        for name in TTS_FEATURES:
-            self.assert_rejected(f"^batch after test: {name} is missing$", **{name: None})
-
-    def test_unknown_field_is_rejected(self):
-        self.assert_rejected("pitch is unknown", pitch=np.zeros(2))
-
-    def test_wrong_dtype_is_named(self):
-        for name, field in TTS_FEATURES.items():
-            value = batch_of(TTS_FEATURES)[name].astype(np.float64)
-            self.assert_rejected(f"{name} is float64, not {field.dtype}", **{name: value})
-        mel = tf.zeros([2, 10, MEL_BANDS], tf.bfloat16)
-        self.assert_rejected("mel is bfloat16, not float32", mel=mel)
-
-    def test_wrong_rank_is_named(self):
-        for name, value in batch_of(TTS_FEATURES).items():
-            self.assert_rejected(f"{name} has shape", **{name: value[None]})
-
-    def test_a_named_dimension_must_have_one_size_in_all_fields(self):
-        self.assert_rejected("has [23] batch, not [23]", frames=np.zeros(3, np.int32))
-
-    def test_a_fixed_dimension_must_have_its_size(self):
-        for name, shape in (("mel", (2, 10, 79)), ("reference", (2, 5, 81))):
-            value = np.zeros(shape, np.float32)
-            self.assert_rejected(f"{name} has {shape[2]} 80, not 80", **{name: value})
-
-    def test_all_violations_are_listed_in_one_error(self):
-        message = "pcm is float32, not int16; seed has 3 2, not 2; tokens is missing"
-        pcm, seed = np.zeros((2, 3), np.float32), np.zeros(3, np.int32)
-        self.assert_rejected(message, TTS_INPUTS, pcm=pcm, seed=seed, tokens=None)
-
-    def test_values_are_not_checked(self):
-        zeros = batch_of(TTS_INPUTS)
-        with tf.device(DATA):
-            sevens = {name: tf.fill(a.shape, a.dtype.type(7)) for name, a in zeros.items()}
-            check_batch(sevens, TTS_INPUTS, "")
 
 
 class StagesTest(unittest.TestCase):

@@ -23,7 +23,7 @@ from myxtts.checkpoints.files import (
 from myxtts.config.schema import Config, RunConfig, TrainingConfig
 from myxtts.run.saving import Checkpoints, copy_arrays, restore
 from myxtts.run.schedule import VALIDATION
-from tests.feeds import TIMEOUT_S
+from tests.devicefeed.feeds import TIMEOUT_S
 from tests.fixtures import make_record, replace_arrays, temporary_folder
 from tests.kill_points import FullDisk
 from tests.tiny import build_model, build_toy, training_state

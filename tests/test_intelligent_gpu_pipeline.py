@@ -30,14 +30,13 @@ from myxtts.batches.pipeline import Pipeline
 from myxtts.batches.plan import Pass
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import check_batch
-from myxtts.devicefeed.errors import PlacementError
 from myxtts.devicefeed.feed import Feed
 from myxtts.devicefeed.producer import ProducedBatch, ReplicaFeed, produced_batches
 from myxtts.devicefeed.routes import Route
 from myxtts.run.description import describe_fill
 from myxtts.tasks.tts.contract import TTS_FEATURES
 from myxtts.tasks.tts.features import tts_extractor
-from tests.feeds import TIMEOUT_S, ObservedSource, producers
+from tests.devicefeed.feeds import TIMEOUT_S, ObservedSource, producers
 from tests.pipeline_case import (
     PLAIN,
     ROUTE,
@@ -266,14 +265,6 @@ class PipelineTest(PipelineCase):
                 self.assertTrue(source.wait_for(depth + 1))  # and the one that waits for a place
                 self.assertFalse(source.wait_for(depth + 2, timeout_s=0.02))
 
-    def test_the_wait_for_all_feeds_together_is_at_most_the_timeout(self):
-        waiting = Mock(**{"wait_until_full.return_value": 2.0})
-        routes = [Route("a", "a"), Route("b", "b")]
-        actual = ReplicaFeed([[waiting], [waiting]], [[0], [1]], routes).wait_until_full(5.0)
-        self.assertEqual(actual, 4.0)
-        timeouts_s = [call.args[0] for call in waiting.wait_until_full.mock_calls]
-        self.assertEqual(timeouts_s, [5.0, 3.0])
-
     def test_the_log_says_how_many_batches_are_ready_where_the_wait_ended_first(self):
         for of_feeds, waited_s, limit_s, expected in (
             ([(3, 3)], 0.5, 2.0, "filled in 0.5 s"),
@@ -296,26 +287,6 @@ class PipelineTest(PipelineCase):
             # arguments, results.
             at = {op.device for op in operations if op.type not in ("Placeholder", "Identity")}
             self.assertEqual(at, {f"/device:{device[1:]}"})
-
-    def test_a_batch_on_the_wrong_device_is_rejected(self):
-        planned = [self.first_epoch[0].tag]
-        produce = traced_once(DATA, PLAIN)
-        batches = produced_batches(self.silent(planned, MODEL), DATA, PLAIN, produce)
-        with self.assertRaisesRegex(PlacementError, f"must be on {DATA}, but found .* on {MODEL}"):
-            next(batches)
-
-    def test_a_batch_that_breaks_its_contract_is_rejected(self):
-        produce = traced_once(DATA, PLAIN)
-
-        def without_f0(waves):
-            features, element = produce(waves)
-            del features["f0_hz"]
-            return features, element
-
-        silent = self.silent([self.first_epoch[0].tag])
-        batches = produced_batches(silent, DATA, PLAIN, without_f0)
-        with self.assertRaisesRegex(TypeError, "^batch after producing: f0_hz is missing$"):
-            next(batches)
 
 
 class SlowFilesTest(PipelineCase):

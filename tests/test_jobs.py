@@ -31,7 +31,7 @@ from myxtts.extras.jobs import launcher
 from myxtts.extras.jobs.jobs_command import MERGER, main, make_parser
 from myxtts.extras.jobs.merge_command import parse
 from myxtts.extras.jobs.status import LauncherState, launcher_lock, read_progress, read_state
-from tests.feeds import wait_until
+from tests.devicefeed.feeds import wait_until
 from tests.fixtures import DEADLINE_S, ends, make_record, temporary_folder
 from tests.long import long
 from tests.sine_corpus import write_corpus

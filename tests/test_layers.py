@@ -9,6 +9,8 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.run import all_modules
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "myxtts"
 
@@ -121,8 +123,7 @@ class LayersTest(unittest.TestCase):
 
     def test_recorded_times_are_of_modules_that_exist(self):
         recorded = json.loads((ROOT / "tests/times.json").read_text())
-        modules = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
-        self.assertEqual(set(recorded) - modules, set())
+        self.assertEqual(set(recorded) - set(all_modules()), set())
 
     def test_init_files_are_empty_but_for_that_of_the_library(self):
         for path in set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "devicefeed/__init__.py"}:
@@ -172,7 +173,7 @@ class LayersTest(unittest.TestCase):
     def test_no_test_is_within_a_function(self):
         """There it would never run."""
         nested = []
-        for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        for path in sorted(Path(__file__).parent.rglob("test_*.py")):
             for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(function, ast.FunctionDef):
                     inner = (node for node in ast.walk(function) if node is not function)

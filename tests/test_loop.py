@@ -368,19 +368,6 @@ class LoopTest(unittest.TestCase):
             self.train([self.recorder(1, "devices", PlacementError("stray"))])
         self.assertEqual(self.saved, [])
 
-    def test_two_microbatches_are_handed_over_ahead_of_each(self):
-        self.train([], steps=4)
-        ahead = [("begin", 1), ("begin", 2), ("begin", 3), (1, 1), ("begin", 4)]
-        self.assertEqual(self.step.calls, [*ahead, (2, 2), (3, 3), (4, 4)])
-        self.step, self.state = CountingStep(), CountingState()
-        self.train([], steps=2, feed=CountingFeed(microbatches=2))
-        self.assertEqual(self.step.calls, [*ahead, (1, 2), (2, 3), (2, 4)])
-
-    def test_the_last_step_waits_for_no_further_batch(self):
-        feed = CountingFeed(fail_after=4)
-        self.train([], steps=4, feed=feed)
-        self.assertEqual((feed.taken, self.state.step), (4, 4))
-
     def test_a_stop_while_the_loop_waits_for_a_batch_saves_the_steps_before(self):
         class StuckFeed(CountingFeed):
             @property

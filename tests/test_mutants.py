@@ -5,7 +5,8 @@ import unittest
 from pathlib import Path
 
 from tests.robustness.device_mutants import MUTANTS
-from tests.robustness.mutants import COPIED, TESTS, path_of
+from tests.robustness.mutants import COPIED, TESTS, module_and_case, path_of
+from tests.run import path_of_module
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,8 +16,8 @@ class Tests(unittest.TestCase):
         for module, tests in TESTS.items():
             self.assertTrue(path_of(module).exists(), module)
             for test in tests:
-                name, _, case = test.partition(".")
-                source = (ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8")
+                module, case = module_and_case(test)
+                source = path_of_module(module).read_text(encoding="utf-8")
                 self.assertIn(f"class {case}", source, test)
 
     def test_every_text_that_a_planted_defect_replaces_is_there_once(self):

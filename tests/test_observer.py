@@ -8,7 +8,7 @@ from myxtts.base.progress import Observation, without
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.run.observation import Observer, ObserverFailed
 from myxtts.run.schedule import EVALUATION, SAMPLES, VALIDATION
-from tests.feeds import TIMEOUT_S, wait_until
+from tests.devicefeed.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import entered
 from tests.test_routes import plan
 

@@ -49,7 +49,7 @@ from myxtts.trial.preflight.checks import (
 )
 from myxtts.trial.preflight.kernels import audit
 from myxtts.trial.steps import SynchronousStep
-from tests.feeds import TIMEOUT_S, wait_until
+from tests.devicefeed.feeds import TIMEOUT_S, wait_until
 from tests.fixtures import FolderCase, entered
 from tests.sine_corpus import write_corpus
 from tests.tiny import Finished, Workspace, build_toy, small_models, training_state

@@ -1,26 +1,22 @@
 """Reading files as PCM by each reader and the cache, and loading the corpora of a run."""
 
-import ctypes
-import gc
 import itertools
 import os
 import tarfile
 import threading
 import unittest
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from tests.two_devices import DATA, MODEL
+from tests.two_devices import DATA
 
 # isort: split
 
 import numpy as np
 import soundfile
 import tensorflow as tf
-from tensorflow.core.framework import dataset_options_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import disable_op_determinism
 
@@ -39,7 +35,6 @@ from myxtts.corpus.manifest import LengthRule
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import check_batch
 from tests.fixtures import temporary_folder
-from tests.robustness.heap import bytes_in_use, mallinfo2
 from tests.sine_corpus import (
     frequency,
     manifest_of,
@@ -417,17 +412,6 @@ class ReaderCase(FolderCase):
 
 
 class WaveBatchesTest(ReaderCase):
-    @unittest.skipUnless(hasattr(ctypes.CDLL(None), "mallinfo2"), "another C library than glibc")
-    def test_tensors_take_memory_that_others_freed_after_a_pipeline_was_opened(self):
-        reader, batches = self.make([0.3], seed=3)
-        list(reader.read(batches, DATA))
-        # A mapping of its own is unmapped when the tensor is freed.
-        mapped = mallinfo2().hblkhd
-        with tf.device("/CPU:0"):
-            tensors = [tf.fill([1 << 20], 1.0) for _ in range(4)]
-        self.assertEqual(mallinfo2().hblkhd, mapped)
-        del tensors
-
     def test_elements_have_the_planned_arrays_unchanged(self):
         reader, batches = self.make([0.3, 0.4, 0.5], seed=3)
         pairs = list(reader.read(batches, DATA))
@@ -443,51 +427,6 @@ class WaveBatchesTest(ReaderCase):
             lengths = plan.arrays["samples"]
             for row, pcm, samples in zip(plan.rows, wave["pcm"].numpy(), lengths, strict=False):
                 self.assertAlmostEqual(frequency(pcm[:samples]), pitch_of(row), delta=4.0)
-
-    def test_passes_share_an_iterator_but_for_one_that_was_abandoned(self):
-        reader, batches = self.make([0.3] * 5)
-        with mock.patch.object(reader.uploader, "_open", wraps=reader.uploader._open) as make:
-            for planned_again in (batches, batches[::-1], [], batches):
-                actual = [batch for batch, _ in reader.read(planned_again, DATA)]
-                self.assertEqual(actual, planned_again)
-            self.assertEqual(make.call_count, 1)  # TensorFlow keeps 0.5 MB of each dataset
-            abandoned = reader.read(batches[::-1], DATA)
-            self.assertEqual(next(abandoned)[0], batches[-1])
-            self.assertEqual([batch for batch, _ in reader.read(batches, DATA)], batches)
-            self.assertEqual(make.call_count, 2)
-            self.assertEqual([batch for batch, _ in abandoned], batches[-2::-1])
-
-    def test_no_thread_tunes_the_upload(self):
-        """Closing an iterator can wait for such a thread for a minute: so did the ends of runs."""
-        _, iterator = self.make([0.3] * 3)[0].uploader._open(DATA)
-        variant = tf.data.experimental.to_variant(iterator._dataset)
-        serialized = tf.raw_ops.GetOptions(input_dataset=variant).numpy()
-        options = dataset_options_pb2.Options.FromString(serialized)
-        self.assertTrue(options.autotune_options.HasField("enabled"))  # it is on by default
-        self.assertFalse(options.autotune_options.enabled)
-        require_device(DATA, [("the dataset", variant)])
-
-    def test_no_memory_is_kept_of_a_pass(self):
-        passes = 60
-        reader, batches = self.make([0.3] * 3)
-        kept = []
-        for _ in range(3):
-            gc.collect()
-            before = bytes_in_use()
-            for _ in range(passes):
-                deque(reader.read(batches, DATA), maxlen=0)
-            gc.collect()
-            kept.append((bytes_in_use() - before) / passes)
-        # Bytes of each pass; an iterator and its end take 3,400.
-        self.assertLess(min(kept[1:]), 1_500.0)
-
-    def test_a_scope_of_the_caller_does_not_reach_the_operations_of_tf_data(self):
-        """They have CPU kernels only: a GPU in whose scope a pass begins would refuse them."""
-        reader, batches = self.make([0.3] * 3)
-        with tf.device(MODEL):
-            deque(reader.read(batches, DATA), maxlen=0)
-        ((source, _),) = reader.uploader._idle[DATA]
-        self.assertTrue(source.dataset._variant_tensor.device.endswith("CPU:0"))
 
 
 class DeterministicReadingTest(ReaderCase):

@@ -27,7 +27,7 @@ from myxtts.report import page as run_page
 from myxtts.report.metrics import POINTS, History, Series, read_last_report, validation_scores
 from myxtts.report.page import PageThread, RunPage, excerpt
 from myxtts.run.observation import Observer, ObserverFailed
-from tests.feeds import wait_until
+from tests.devicefeed.feeds import wait_until
 from tests.fixtures import temporary_folder
 from tests.html_checker import Checker
 

@@ -61,10 +61,7 @@ class RouteTest(unittest.TestCase):
                 self.assertEqual(plan(4, **settings).name, name)
                 self.assertEqual(routes(4, **settings), expected)
 
-    def test_data_devices_take_turns_by_their_shares(self):
-        for shares, expected in (((), "ababab"), ((2, 2), "ababab"), ((3, 1), "aaabaaab")):
-            turns = itertools.islice(Route("a", "c", ("b",), shares).turns(), len(expected))
-            self.assertEqual("".join(turns), expected)
+    def test_shares_belong_to_the_data_devices(self):
         (route,) = plan(3, data_gpus=(0, 1), model_gpu=2, data_shares=(3.0, 1.0)).routes
         self.assertEqual(route.data_shares, (3.0, 1.0))
         with self.assertRaisesRegex(PlacementError, "--data-shares has 2 numbers for 1 data GPUs"):

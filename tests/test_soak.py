@@ -12,7 +12,7 @@ from unittest import mock
 
 from myxtts.base.errors import TrainingError
 from myxtts.commands.train import parse
-from tests.feeds import wait_until
+from tests.devicefeed.feeds import wait_until
 from tests.long import long
 from tests.robustness import soak
 from tests.robustness.heap import bytes_in_use

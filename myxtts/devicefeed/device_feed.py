@@ -106,9 +106,8 @@ class DeviceFeed:
         hand_over = HandOver(features, [model_device])
         self._ahead = LookAhead(self._feed, hand_over, self._waiting)
         self.running: tf.Tensor | None = None
-        self._produced_s: list[float] = []
-        self._waited_s: list[float] = []
-        self._taken_s: list[float] = []
+        self._taken, self._produced_s, self._waited_s = 0, 0.0, 0.0
+        self._began_s = self._newest_s = 0.0
 
     def _upload(self, start: int, turns: Iterator[bool] | None = None) -> TaggedBatches:
         upload = tf.data.experimental.prefetch_to_device(self._device, self._depth)
@@ -132,27 +131,27 @@ class DeviceFeed:
 
     def __next__(self) -> Batch:
         batches = self._ahead.take(self.running, ENDLESS)
-        self._produced_s += [times.produced_s - times.read_s for times in batches.times]
-        ((batch,),) = batches
-        self._taken_s.append(time.perf_counter())
+        ((batch,),), (times,) = batches, batches.times
+        self._taken, self._newest_s = self._taken + 1, time.perf_counter()
+        self._produced_s += times.produced_s - times.read_s
+        if self._taken == 2:
+            # Without what traced, and the waits of batches that are taken ahead of the first step.
+            self._began_s, self._produced_s, self._waited_s = self._newest_s, 0.0, 0.0
         return batch
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         began_s = time.perf_counter()
         yield
-        self._waited_s.append(time.perf_counter() - began_s)
+        self._waited_s += time.perf_counter() - began_s
 
     @property
     def times(self) -> FeedTimes:
         """Raises ValueError for less than four batches."""
-        if len(self._taken_s) < 4:
-            raise ValueError(f"{len(self._taken_s)} batches were taken; four or more have times.")
-        steps = len(self._taken_s) - 2
-        interval_s = (self._taken_s[-1] - self._taken_s[1]) / steps
-        # Waits of the batches that are taken ahead of the first step are left out.
-        waited_s = sum(self._waited_s[-steps:]) / steps
-        return FeedTimes(sum(self._produced_s[2:]) / steps, interval_s, waited_s)
+        if self._taken < 4:
+            raise ValueError(f"{self._taken} batches were taken; four or more have times.")
+        sums_s = (self._produced_s, self._newest_s - self._began_s, self._waited_s)
+        return FeedTimes(*(each_s / (self._taken - 2) for each_s in sums_s))
 
     def summary(self) -> str:
         """Return the times in a line."""

@@ -59,10 +59,10 @@ class Producer:
     replicas: int
     route: Route
     synchronize: bool
-    traced: ProduceFunction | None = None
+    produce: Any = None  # a ProduceFunction, traced here if none is given
 
     def __post_init__(self):
-        self.produce = self.traced or trace_produce(self.device, self.extractor)
+        self.produce = self.produce or trace_produce(self.device, self.extractor)
 
     def replica_batches(self, start: Any) -> Generator[ReplicaBatches, None, None]:
         """Make the batches of this producer's turns, one for each replica at a time."""

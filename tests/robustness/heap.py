@@ -25,31 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from myxtts.base.console import report_errors
 from myxtts.commands import train
+from tests.devicefeed.heap import bytes_in_use
 
 # Memory differs by 10 MiB within a step, so only the mean of many lines shows growth.
 EVERY_S = 0.25
 ENVIRON = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
 # more than are free in the table of interned strings, and fewer than are in the next larger one
 STRINGS = 200_000
-
-
-class Mallinfo2(ctypes.Structure):
-    """The result of mallinfo2(3), for all arenas together."""
-
-    NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-    _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
-
-
-def mallinfo2() -> Mallinfo2:
-    function = ctypes.CDLL(None).mallinfo2
-    function.restype = Mallinfo2
-    return function()
-
-
-def bytes_in_use() -> int:
-    """Return the bytes that malloc has handed out, in its arenas and as mappings of their own."""
-    info = mallinfo2()
-    return info.uordblks + info.hblkhd
 
 
 def bytes_occupied() -> int:

@@ -56,12 +56,17 @@ TESTS = {
         *("test_batch_plan", REST_OF_EPOCH, "test_readers", PIPELINE_TEST, REFERENCE_TEST),
     ),
     "tasks/features.py": (PIPELINE_TEST, "test_spec_augment", "test_asr"),
-    "devicefeed/feed.py": ("test_feed", PIPELINE),
+    "devicefeed/feed.py": ("devicefeed.test_feed", PIPELINE),
     "batches/pipeline.py": (PIPELINE, DAMAGED, DEVICES, MINIMAL_RUN, "test_replicas.RunTest"),
-    "devicefeed/producer.py": (PIPELINE, DAMAGED, DEVICES, MINIMAL_RUN, "test_replicas.RunTest"),
-    "devicefeed/handover.py": ("test_step", REPLICAS, "test_loop", DEVICES, MINIMAL_RUN),
-    "devicefeed/upload.py": ("test_readers", PIPELINE, DAMAGED),
-    "devicefeed/audit.py": ("test_audit", DEVICES),
+    "devicefeed/contract.py": ("devicefeed.test_contract", "devicefeed.test_device_feed"),
+    "devicefeed/device_feed.py": ("devicefeed.test_device_feed",),
+    "devicefeed/producer.py": (
+        *("devicefeed.test_producer", PIPELINE, DAMAGED, DEVICES, MINIMAL_RUN),
+        "test_replicas.RunTest",
+    ),
+    "devicefeed/handover.py": ("devicefeed.test_handover", "test_step", REPLICAS, MINIMAL_RUN),
+    "devicefeed/upload.py": ("devicefeed.test_upload", "test_readers", PIPELINE, DAMAGED),
+    "devicefeed/audit.py": ("devicefeed.test_audit", DEVICES),
     "batches/reading.py": ("test_readers", PIPELINE, DAMAGED),
     "batches/pcm_cache.py": ("test_readers", PIPELINE_TEST),
     "run/loop.py": ("test_loop", MINIMAL_RUN, "test_run.Stopped", RESUME),
@@ -316,7 +321,7 @@ def run(test: str, mutant: Mutant | None = None, limit_s: float | None = None) -
     """Run a module, class or test in a fork of this process, in a copy of the checkout."""
     if limit_s is None:
         times_s = json.loads((ROOT / "tests/times.json").read_text())
-        limit_s = LIMIT_S + LIMIT_FACTOR * times_s[test.split(".")[0]]
+        limit_s = LIMIT_S + LIMIT_FACTOR * times_s[module_and_case(test)[0]]
     with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         copy_checkout(folder)
@@ -343,6 +348,13 @@ def copy_checkout(folder: Path) -> None:
     for path in (path for pattern in COPIED for path in ROOT.glob(pattern)):
         (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
     (folder / "tmp").mkdir()
+
+
+def module_and_case(test: str) -> tuple[str, str]:
+    """Return a test module, such as test_feed or devicefeed.test_feed, and the class or ""."""
+    words = test.split(".")
+    end = 1 + next(at for at, word in enumerate(words) if word.startswith("test_"))
+    return ".".join(words[:end]), ".".join(words[end:])
 
 
 def run_in_fork(folder: Path, test: str) -> None:

@@ -1,11 +1,8 @@
 """A feed of any dataset and function: order, devices, errors, times and its end."""
 
-import subprocess
-import sys
 import unittest
-from pathlib import Path
 
-from tests.two_devices import DATA, MODEL
+from .devices import DATA, MODEL
 
 # isort: split
 
@@ -13,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.devicefeed import DeviceFeed, PlacementError, gain, require_device
-from tests.feeds import producers, within_timeout
 
-ROOT = Path(__file__).parents[1]
+from .feeds import producers, within_timeout
 
 
 def numbers(count: int = 8) -> tf.data.Dataset:
@@ -97,21 +93,3 @@ class DeviceFeedTest(unittest.TestCase):
         self.assertEqual(gain(1.0, 1.0), 2.0)
         self.assertEqual(gain(1.0, 3.0), 4.0 / 3.0)
         self.assertEqual(gain(1.0, 1.0, 4.0), 0.5)
-
-
-class Alone(unittest.TestCase):
-    def test_it_imports_nothing_else_of_the_package_and_routes_no_tensorflow(self):
-        source = "import sys, myxtts.devicefeed as core\ncore.PlacementError\nimport"
-        source += " myxtts.devicefeed.routes\nassert 'tensorflow' not in sys.modules\n"
-        source += "core.DeviceFeed\nprint(*(n for n in sys.modules if n.startswith('myxtts.')))"
-        command = [sys.executable, "-c", source]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        names = done.stdout.split()
-        self.assertEqual([n for n in names if not n.startswith("myxtts.devicefeed")], [])
-        files = [ROOT / f"{name.replace('.', '/')}.py" for name in names]
-        lines = sum(len(file.read_text("utf-8").splitlines()) for file in files if file.exists())
-        self.assertLessEqual(lines, 1_250)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -7,7 +7,8 @@ import weakref
 from itertools import islice
 
 from myxtts.devicefeed.feed import Feed, StopArrived
-from tests.feeds import TIMEOUT_S, ObservedSource, producers, within_timeout
+
+from .feeds import TIMEOUT_S, ObservedSource, producers, within_timeout
 
 
 class FeedTest(unittest.TestCase):

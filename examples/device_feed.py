@@ -1,7 +1,7 @@
 """Train on the features of a frozen network that works on the other device.
 
 python examples/device_feed.py               # GPU 0 makes the features, GPU 1 trains
-python examples/device_feed.py --simulate    # two parts of the CPU instead of GPUs
+python examples/device_feed.py --simulate 2  # two parts of the CPU instead of GPUs
 """
 
 import argparse

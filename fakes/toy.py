@@ -151,17 +151,17 @@ def state_once(
     keras.utils.set_random_seed(training.seed)
     state = copy(shared.state)
     state.replicas = replace(replicas, strategy=shared.state.replicas.strategy)
-    state.shared_step = shared.step
     return state
 
 
 def step_once(config: Config, state: TrainingState) -> Step:
     """Return `make_step`, with the functions of the first one of a shared state."""
-    if not hasattr(state, "shared_step"):
-        return make_step(config, state)
-    step = copy(state.shared_step)
-    step._state, step._controls, step._traced = state, Controls(state.device), {}
-    return step
+    for shared in _STATES.values():
+        if shared.state.model is state.model:
+            step = copy(shared.step)
+            step._state, step._controls, step._traced = state, Controls(state.device), {}
+            return step
+    return make_step(config, state)
 
 
 def _variables(state: TrainingState, step: Step) -> list:

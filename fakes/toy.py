@@ -2,21 +2,31 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from myxtts.batches.pipeline import make_reader
 from myxtts.batches.reading import Reader
-from myxtts.config.schema import DataConfig
-from myxtts.corpus.manifest import Manifest
+from myxtts.config.schema import Config, DataConfig
+from myxtts.corpus.manifest import Manifest, Vocabulary
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import ProduceFunction, trace_produce
+from myxtts.placement.replicas import Replicas
+from myxtts.run.setup import build_state, make_step
+from myxtts.run.state import TrainingState
+from myxtts.run.step import Controls, Step
+from myxtts.run.warm_start import Pretrained
 from myxtts.tasks.contract import empty_batch
 from myxtts.tasks.layers import sum_over
+from myxtts.tasks.tts import task
 from myxtts.tasks.tts.contract import TTS_FEATURES
 
 
@@ -95,3 +105,72 @@ def read_by_one(
 
 _TRACES: dict[tuple, ProduceFunction] = {}
 _READ_ON_HOST: dict[tuple, Callable] = {}
+
+
+class SharedState(NamedTuple):
+    """A state that no run changes but for its variables, their first values, and its step."""
+
+    state: TrainingState
+    values: list[np.ndarray]
+    step: Step
+
+
+@contextmanager
+def shared_steps() -> Iterator[None]:
+    """Let runs of the toy on one device share its variables, and so the traced step: half of the
+    time of a run. Each run begins with the first values. What a test patches in the optimizer or
+    the step has no effect once the step is traced.
+    """
+    with (
+        mock.patch("myxtts.run.setup.build_state", state_once),
+        mock.patch("myxtts.run.setup.make_step", step_once),
+    ):
+        yield
+
+
+def state_once(
+    config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
+) -> TrainingState:
+    """Return `build_state`, cached for one replica and weights of its own."""
+    if replicas.count > 1 or pretrained is not None or config.model.task != "tts":
+        return build_state(config, vocabulary, replicas, pretrained)
+    training = config.training
+    of_state = training.seed, training.precision, training.weight_decay, training.ema_decay > 0
+    of_step = training.gradient_clip, training.gradient_accumulation, training.compile
+    of_step += config.data.enable_static_shapes, config.data.batch_shares
+    symbols = len(vocabulary.symbols)
+    # Tests may replace the functions.
+    key = of_state, of_step, training.freeze, symbols, replicas.device, Toy.call, task.build_xtts
+    if key not in _STATES:
+        state = build_state(config, vocabulary, replicas)
+        step = make_step(config, state)
+        _STATES[key] = SharedState(state, [v.numpy() for v in _variables(state, step)], step)
+    shared = _STATES[key]
+    for variable, value in zip(_variables(shared.state, shared.step), shared.values, strict=True):
+        variable.assign(value)
+    keras.utils.set_random_seed(training.seed)
+    state = copy(shared.state)
+    state.replicas = replace(replicas, strategy=shared.state.replicas.strategy)
+    return state
+
+
+def step_once(config: Config, state: TrainingState) -> Step:
+    """Return `make_step`, with the functions of the first one of a shared state."""
+    for shared in _STATES.values():
+        if shared.state.model is state.model:
+            step = copy(shared.step)
+            step._state, step._controls, step._traced = state, Controls(state.device), {}
+            return step
+    return make_step(config, state)
+
+
+def _variables(state: TrainingState, step: Step) -> list:
+    of_step = [step._updating, step._outcome, *step._sums]
+    if step._idle_s is not None:
+        of_step.append(step._idle_s)
+    counters = state.bad_step, state.skipped_updates
+    of_state = [*state.model.variables, *state.optimizer.variables, *state.averages]
+    return [*of_state, *counters, *of_step]
+
+
+_STATES: dict[tuple, SharedState] = {}

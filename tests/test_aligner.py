@@ -118,7 +118,7 @@ class Learning(unittest.TestCase):
             variables = [v.value for v in model.trainable_variables]
             moments = [tf.Variable(tf.zeros_like(v)) for v in variables]
 
-            @tf.function
+            @tf.function(autograph=False)
             def step():
                 with tf.GradientTape() as tape:
                     scores, _ = model(mel, real, tokens, count)

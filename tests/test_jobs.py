@@ -1,5 +1,6 @@
 """Launching independent jobs: with instant programs as training, and once with training."""
 
+import atexit
 import contextlib
 import io
 import json
@@ -13,13 +14,16 @@ import time
 import unittest
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from unittest import mock
+
+import numpy as np
 
 from myxtts.base.console import report_errors
 from myxtts.base.errors import ConfigError
 from myxtts.base.processes import REPEAT_S
-from myxtts.checkpoints.files import latest, read_record, write_checkpoint
+from myxtts.checkpoints.files import checkpoint_of, latest, read_record, write_checkpoint
 from myxtts.checkpoints.inherited import with_inherited_settings
 from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.commands import train
@@ -41,16 +45,11 @@ from tests.two_devices import SIMULATED
 ROOT = Path(__file__).parents[1]
 TRAINER = """
 # A run whose only weight is its step. A file beside its settings injects a fault, once or always.
-import json, os, signal, sys, time
+# It imports nothing of MyXTTS, which takes a second: its checkpoints are copies of templates.
+import hashlib, json, os, shutil, signal, struct, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-import numpy as np
 import yaml
-from myxtts.audio.format import AUDIO_FORMAT
-from myxtts.config.schema import Config
-from myxtts.checkpoints.files import (
-    Checkpoint, Record, checkpoint_of, latest, write_checkpoint
-)
 
 _, _, settings, resume = sys.argv
 settings = Path(settings)
@@ -59,23 +58,27 @@ run, training = (SimpleNamespace(**values[section]) for section in ("run", "trai
 folder = Path(run.runs_dir, run.run)
 faults = settings.with_suffix(".fault")
 fault = json.loads(faults.read_text()) if faults.exists() else {}
-newest = latest(folder / "checkpoints")
-weight = float(Checkpoint.read(newest).arrays("model")["w"]) if newest else 0.0
+saved = sorted(folder.glob("checkpoints/step-*/model.safetensors"))
+weight = struct.unpack("<d", saved[-1].read_bytes()[-8:])[0] if saved else 0.0
 signals = []
 signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
 
 def save():
-    record = Record(
-        settings=Config.model_validate_json(json.dumps(values)),
-        symbols=(), languages=(), speakers=(), audio_format=AUDIO_FORMAT, start="first",
-        step=int(weight),
-        audio_s_since_sync=float("unmerged" == os.environ.get("FAKE")),
-    )
+    target = folder / f"checkpoints/step-{int(weight):06d}"
+    if target.exists():
+        return
+    partial = target.with_name("partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(Path(__file__).with_name("checkpoints") / target.name, partial)
+    state = json.loads((partial / "state.json").read_text())
+    del state["sha256"]
+    state |= {"settings": values, "audio_s_since_sync": float("unmerged" == os.environ.get("FAKE"))}
     if "unobserved" == os.environ.get("FAKE"):
-        record = record.model_copy(update={"pending_observations": [(int(weight), ["validation"])]})
-    target = checkpoint_of(folder / "checkpoints", int(weight))
-    if not target.exists():
-        write_checkpoint(target, [("model", [("w", np.array(weight))])], record)
+        state["pending_observations"] = [(int(weight), ["validation"])]
+    body = json.dumps(state, indent=1).removesuffix("\\n}") + ",\\n"
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    (partial / "state.json").write_text(body + f' "sha256": "{digest}"\\n}}')
+    partial.rename(target)
 
 folder.mkdir(exist_ok=True)
 gpus, cores = os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0))
@@ -144,6 +147,17 @@ sys.exit(report_errors(lambda: main(flags, "jobs", command("trainer"), command("
 """
 
 
+@cache
+def checkpoint_templates() -> Path:
+    """Write what TRAINER saves after each step, but for the settings of its run."""
+    folder = temporary_folder(atexit.register)
+    for step in range(7):
+        record = make_record(symbols=(), languages=(), speakers=(), start="first", step=step)
+        groups = [("model", [("w", np.array(float(step)))])]
+        write_checkpoint(checkpoint_of(folder, step), groups, record)
+    return folder
+
+
 class Case(unittest.TestCase):
     """A folder with a corpus of 13 utterances, and jobs of 6 steps with a warm start of 2."""
 
@@ -152,6 +166,7 @@ class Case(unittest.TestCase):
         write_corpus(self.folder / "corpus", [0.4 + 0.03 * i for i in range(13)])
         for name, source in (("trainer", TRAINER), ("merger", MERGE)):
             (self.folder / f"{name}.py").write_text(source)
+        os.symlink(checkpoint_templates(), self.folder / "checkpoints")
         environment = mock.patch.dict(os.environ, PYTHONPATH=str(ROOT))
         environment.start()
         self.addCleanup(environment.stop)

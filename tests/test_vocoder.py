@@ -375,7 +375,7 @@ class Placement(unittest.TestCase):
     def test_every_operation_has_a_gpu_kernel_and_no_value_returns_to_the_host(self):
         model = vocoder()
 
-        @tf.function(input_signature=[tensor_specs(VOCODER_FEATURES)])
+        @tf.function(input_signature=[tensor_specs(VOCODER_FEATURES)], autograph=False)
         def step(batch):
             with tf.GradientTape() as tape:
                 loss = tf.add_n(list(model(batch, training=True)[0].values()))

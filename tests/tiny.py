@@ -318,8 +318,9 @@ def run_at(checkpoint: Path) -> TrainedRun:
     return TrainedRun(checkpoint.parents[1], Checkpoint.read(checkpoint))
 
 
-def cached_networks() -> contextlib.AbstractContextManager:
-    """Return a context in which the networks of voices are loaded with `cached_network`."""
+@contextlib.contextmanager
+def cached_networks() -> Iterator[None]:
+    """Let voices load their networks with `cached_network`, and share the traces of producers."""
 
     def load_network(run, device, task, precision="float32"):
         if (task, precision) == ("tts", "float32"):
@@ -327,7 +328,8 @@ def cached_networks() -> contextlib.AbstractContextManager:
             return cached_network(run.checkpoint.path, device)
         return LOAD_NETWORK(run, device, task, precision)
 
-    return mock.patch.object(loading, "load_network", load_network)
+    with mock.patch.object(loading, "load_network", load_network), shared_traces():
+        yield
 
 
 def arrays_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:

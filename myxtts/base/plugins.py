@@ -63,20 +63,23 @@ log = logging.getLogger(__name__)
 
 def load(group: str) -> Iterator[Any]:
     """Yield the objects of a group. Raises ConfigError if one of a package cannot be imported."""
-    for name in names(group):
-        yield load_one(group, name)
+    for point in _points(group).values():
+        yield _object(group, point)
 
 
 def load_one(group: str, name: str) -> Any:
     """Return an object of a group; raise as `load`."""
-    point = _points(group)[name]
+    return _object(group, _points(group)[name])
+
+
+def _object(group: str, point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        if name in GROUPS[group]:
+        if point.name in GROUPS[group]:
             raise
         raise ConfigError(
-            f"{name!r} ({point.value}), which a package has added to {point.group}, cannot be"
+            f"{point.name!r} ({point.value}), which a package has added to {point.group}, cannot be"
             f" loaded: {error}. Update or remove the package."
         ) from error
 

@@ -20,7 +20,8 @@ from myxtts.tasks.asr.features import asr_extractor, fewest_samples
 from myxtts.tasks.asr.task import ASRTask
 from myxtts.tasks.augmentation import augment, band_pass_gain, impulse_response, mu_law
 from myxtts.tasks.contract import ASR_FEATURES
-from myxtts.tasks.tts.features import tts_extractor, tts_features
+from myxtts.tasks.features import tts_features
+from myxtts.tasks.tts.features import tts_extractor
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
 from myxtts.trial.preflight.kernels import audit
 from tests.sine_corpus import tones

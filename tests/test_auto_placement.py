@@ -237,12 +237,24 @@ class ChoosePlacementTest(unittest.TestCase):
         checkpoint = runs / "own" / "checkpoints" / "step-000005"
         write_checkpoint(checkpoint, [], make_record(settings=started))
         run = RunConfig(run="own", runs_dir=str(runs), resume=True)
-        for shares in ((), "auto"):
+        for shares in ((), "auto", (1.0, 2.0)):
+            if shares == (1.0, 2.0):
+                # As of two replicas of unequal shares, which config.yaml names.
+                started = Config(
+                    placement=PlacementConfig(simulate_gpus=2, model_gpus=(0, 1)),
+                    data=DataConfig(batch_shares=shares),
+                )
+                checkpoint = runs / "own" / "checkpoints" / "step-000006"
+                write_checkpoint(checkpoint, [], make_record(settings=started, step=6))
             update = {"run": run, "data": DataConfig(batch_shares=shares)}
             chosen = choose_placement(self.AUTO.model_copy(update=update), not_called, not_called)
             self.assertEqual(chosen.placement, started.placement)
             # One replica shares nothing.
-            self.assertEqual(chosen.data.batch_shares, ())
+            expected = shares if len(started.placement.model_gpus) > 1 else ()
+            self.assertEqual(chosen.data.batch_shares, expected)
+        update["data"] = DataConfig(batch_shares=(2.0, 1.0))
+        with self.assertRaisesRegex(PlacementError, "together with --batch-shares"):
+            choose_placement(self.AUTO.model_copy(update=update), not_called, not_called)
 
     def test_several_producers_can_be_chosen(self):
         expected = PlacementConfig(data_gpus=(0, 1), model_gpus=(2,), simulate_gpus=3)

@@ -14,9 +14,9 @@ from fakes.toy import traced_once
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.batches.contract import TEXT, TTS_INPUTS
 from myxtts.devicefeed.contract import check_batch
-from myxtts.tasks.features import VTLP_COSINES, vtlp_warp
+from myxtts.tasks.features import VTLP_COSINES, tts_features, vtlp_warp
 from myxtts.tasks.tts.contract import TTS_FEATURES
-from myxtts.tasks.tts.features import tts_extractor, tts_features
+from myxtts.tasks.tts.features import tts_extractor
 
 SIZES = {"batch": 2, "tokens": 5, "samples": 2_560, "reference_samples": 1_280}
 SIZES |= {"frames": 10, "reference_frames": 5}

@@ -81,6 +81,22 @@ class LayersTest(unittest.TestCase):
                         _may_import(_unit(path), target), f"{_unit(path)} may not import {target}"
                     )
 
+    def test_no_task_and_no_extra_imports_another_one(self):
+        """But for the recogniser that judges a voice, and extras that are built on another one."""
+        allowed = {"evaluation": {"asr"}, "inspect": {"align"}, "voice": {"inspect"}}
+        allowed |= {"publish": {"export"}}
+        for folder, shared in (("tasks", {"evaluation"}), ("extras", set())):
+            columns = {path.name for path in (PACKAGE / folder).iterdir() if path.is_dir()}
+            for path in (PACKAGE / folder).rglob("*/*.py"):
+                own = path.parent.name
+                imported = {
+                    name.split(".")[2]
+                    for name in _imported_names(path)
+                    if name.startswith(f"myxtts.{folder}.")
+                }
+                others = imported & columns - {own} - shared - allowed.get(own, set())
+                self.assertEqual(others, set(), path.relative_to(ROOT))
+
     def test_import_from_the_same_or_a_higher_row_is_rejected(self):
         for target in ("batches", "corpus"):
             self.assertTrue(_may_import("batches", target))

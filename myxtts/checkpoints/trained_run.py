@@ -8,7 +8,7 @@ runs/<name>/
     metrics.jsonl     one object per report
     timeline.json     what the threads did in the last seconds
     log.txt           the lines of the console, with timestamps
-    checkpoints/      see checkpoint_files.py
+    checkpoints/      see files.py
     samples/          step-000500/*.wav and *.png
     evaluation/       step-000500/scores.md
     tensorboard/
@@ -23,7 +23,7 @@ runs/<name>/
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,9 +41,6 @@ from myxtts.config.schema import Config
 from myxtts.config.synthesis import check_options
 from myxtts.corpus.build import difference
 from myxtts.corpus.manifest import Manifest, Vocabulary
-
-if TYPE_CHECKING:
-    pass
 
 GRIFFIN_LIM = "griffin-lim"  # instead of the folder of a vocoder's run
 

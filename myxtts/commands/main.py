@@ -78,9 +78,10 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
 # and temporary files go.
 def _main_of(command: ModuleType, argv: Sequence[str], prog: str) -> int:
     extra = getattr(command, "EXTRA", "")
-    if extra and find_spec(NEEDED_BY[extra]) is None and not {"-h", "--help"} & {*argv}:
+    package = NEEDED_BY.get(extra, "")
+    if package and find_spec(package) is None and not {"-h", "--help"} & {*argv}:
         raise ConfigError(
-            f"{prog} needs {NEEDED_BY[extra]}, which this Python does not have. Run: pip install"
+            f"{prog} needs {package}, which this Python does not have. Run: pip install"
             f' "myxtts[{extra}]"'
         )
     with nullcontext() if command.NAME in WITH_OWN_STOP else exit_at_sigterm():

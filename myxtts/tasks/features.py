@@ -11,8 +11,10 @@ from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.audio.pitch import f0
 from myxtts.base.portable_ops import float32_matmul, fold_in, stateless_uniform
+from myxtts.batches.contract import TEXT
 from myxtts.config.schema import AugmentationConfig
 from myxtts.devicefeed.contract import FeatureExtractor
+from myxtts.tasks.augmentation import augment
 
 VTLP_COSINES = 9
 NO_AUGMENTATION = AugmentationConfig()
@@ -66,3 +68,29 @@ def vtlp_warp(seed, rows, limit):
     phase = np.pi * np.arange(VTLP_COSINES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
     gain = tf.exp(float32_matmul(amplitudes, tf.constant(np.cos(phase), tf.float32)))
     return factor, warped_mel_filters(factor) * gain[:, None, :]
+
+
+def tts_features(
+    waves: dict, vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION
+) -> dict:
+    """Compute TTS_FEATURES from TTS_INPUTS: log-mel spectrograms and F0.
+
+    `vtlp` is the largest warp, see `vtlp_warp`. Only references are augmented.
+    """
+    warp = vtlp_warp(waves["seed"], tf.shape(waves["pcm"])[0], vtlp) if vtlp else None
+    features = {name: waves[name] for name in TEXT}
+    return (
+        features | recording_features(waves, warp) | reference_features(waves, warp, augmentation)
+    )
+
+
+def reference_features(
+    waves: dict, warp: tuple | None, augmentation: AugmentationConfig = NO_AUGMENTATION
+) -> dict:
+    """Return log-mel and frames of the references; `warp` as above."""
+    wave = tf.cast(waves["reference_pcm"], tf.float32) / 32768.0
+    wave = augment(wave, waves["reference_samples"], waves["seed"], augmentation)
+    return {
+        "reference": log_mel(wave, waves["reference_samples"], warp and warp[1]),
+        "reference_frames": frame_count(waves["reference_samples"]),
+    }

@@ -77,8 +77,8 @@ class Dense(layers.Dense):
     """Keras' dense layer, for inputs of rank 2 or more and of unknown shape.
 
     Keras calls `tf.tensordot`, which computes shapes by operations whose int32 kernels run on the
-    GPU: the host waited three times in each call (`placement.audit`). Here shapes stay on the
-    host. The products are the same, bit for bit.
+    GPU: the host waited three times in each call. Here shapes stay on the host. The products are
+    the same, bit for bit.
     """
 
     def call(self, inputs, training=None):

@@ -70,13 +70,10 @@ def choose_placement(
     and UserError if a run with them could not start or continue.
     """
     named = flags_of_gpus(config.placement)
-    if config.data.batch_shares not in ((), "auto"):
+    # A run that resumes has the shares of its own placement in its settings.
+    if config.data.batch_shares not in ((), "auto") and not config.run.resume:
         named.append("--batch-shares")
-    if named:
-        raise PlacementError(
-            f"--placement auto was given together with {' and '.join(named)}. Remove one or the"
-            " other from the command line and from the --config file."
-        )
+    check_not_named(named)
     cluster = find_cluster(os.environ)
     if cluster is not None:
         raise PlacementError(
@@ -98,6 +95,7 @@ def choose_placement(
     if (recorded := recorded_placement(config, gpus)) is not None:
         log.info("placement auto the run goes on with its placement")
         return with_placement(config, **recorded)
+    check_not_named(["--batch-shares"] if config.data.batch_shares not in ((), "auto") else [])
     profile, speeds = measure_gpus(measure, config, gpus)
     ranked = rank_placements(profile, speeds, config)
     bound_s = speeds.bound_s(profile.times.mean_s())
@@ -117,6 +115,15 @@ def choose_placement(
     if config.data.batch_shares == "auto" and best.replicas > 1:
         return with_values(placed, {"batch_shares": "auto"})
     return placed
+
+
+def check_not_named(flags: Sequence[str]) -> None:
+    """Raise PlacementError if flags name what is to be chosen."""
+    if flags:
+        raise PlacementError(
+            f"--placement auto was given together with {' and '.join(flags)}. Remove one or the"
+            " other from the command line and from the --config file."
+        )
 
 
 def settings_of(candidate: Candidate, config: Config) -> Config:
@@ -202,8 +209,11 @@ def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
     if not is_same_machine or max(named_gpus(placement), default=0) >= gpus:
         return None
     recorded = {setting.name: getattr(placement, setting.name) for setting in marked(NAMES_GPUS)}
-    if not config.data.batch_shares or len(placement.model_gpus) < 2:
-        recorded["batch_shares"] = resumed.record.settings.data.batch_shares
+    shares, given = resumed.record.settings.data.batch_shares, config.data.batch_shares
+    if given not in ((), "auto", shares):
+        check_not_named(["--batch-shares"])
+    if given != "auto" or len(placement.model_gpus) < 2:
+        recorded["batch_shares"] = shares
     return recorded
 
 

@@ -9,7 +9,7 @@ import time
 from fakes.toy_models import toy_models
 from myxtts.base.console import filter_stderr, report_errors, set_environment
 from myxtts.commands.train import parse
-from myxtts.trial.auto import run
+from myxtts.trial.auto import train_placed
 
 
 class Sleep:
@@ -24,7 +24,7 @@ class Sleep:
 
 def main() -> int:
     config, _ = parse(sys.argv[1:])
-    return run(config, more=[Sleep()])
+    return train_placed(config, more=[Sleep()])
 
 
 if __name__ == "__main__":

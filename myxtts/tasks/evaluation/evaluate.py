@@ -7,13 +7,9 @@ from myxtts.base.files import check_writable, make_folder, write_json, write_who
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.placement import devices
 from myxtts.report.samples import SCORES
-from myxtts.tasks.asr import evaluation as asr
 from myxtts.tasks.evaluation import held_out
 from myxtts.tasks.evaluation.held_out import Evaluation, EvaluationOptions
-from myxtts.tasks.evaluation.table import ColumnScore
 from myxtts.tasks.registry import evaluation_of
-
-Score = ColumnScore | asr.ASRScore
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +32,7 @@ def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) 
     corpus = held_out.load_measured(trained, options, folder)
     log.info("evaluation     %s", trained.checkpoint.path)
     evaluation = Evaluation(run, trained.record, corpus, options, route)
-    score: Score = evaluation_of(trained.task).score_run(trained, evaluation, folder)
+    score = evaluation_of(trained.task).score_run(trained, evaluation, folder)
     print(score.table())
     if options.json_file is not None:
         write_json(options.json_file, score.to_json())

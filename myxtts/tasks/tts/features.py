@@ -5,14 +5,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from myxtts.audio.format import frame_count
-from myxtts.audio.mel import SILENCE, log_mel
+from myxtts.audio.mel import SILENCE
 from myxtts.batches.contract import TAUGHT_TTS_INPUTS, TEXT, TTS_INPUTS
 from myxtts.config.schema import AugmentationConfig
 from myxtts.corpus.texts import teacher_row_count
 from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
-from myxtts.tasks.augmentation import augment
-from myxtts.tasks.features import NO_AUGMENTATION, recording_features, vtlp_warp
+from myxtts.tasks.features import (
+    NO_AUGMENTATION,
+    recording_features,
+    reference_features,
+    tts_features,
+    vtlp_warp,
+)
 from myxtts.tasks.tts.contract import TAUGHT_TTS_FEATURES, TTS_FEATURES
 
 # A teacher may need a fourth more frames than the longest utterance of the bucket.
@@ -46,18 +50,6 @@ def tts_extractor(
     )
 
 
-def tts_features(
-    waves: dict, vtlp: float = 0.0, augmentation: AugmentationConfig = NO_AUGMENTATION
-) -> dict:
-    """Compute TTS_FEATURES from TTS_INPUTS: log-mel spectrograms and F0.
-
-    `vtlp` is the largest warp, see `vtlp_warp`. Only references are augmented.
-    """
-    warp = vtlp_warp(waves["seed"], tf.shape(waves["pcm"])[0], vtlp) if vtlp else None
-    features = {name: waves[name] for name in TEXT}
-    return features | recording_features(waves, warp) | _reference(waves, warp, augmentation)
-
-
 # The batch comes in with recordings in its first rows and, in its last rows, texts for the teacher
 # to speak. References serve both. The teacher aligns the recordings, then speaks its rows, which
 # may need more frames than any recording. So the recordings get a fourth more frames of padding,
@@ -80,7 +72,7 @@ def taught_tts_features(
     recordings = size - teacher_row_count(size, teacher_fraction)
     warp = vtlp_warp(waves["seed"], size, vtlp) if vtlp else None
     texts = {name: waves[name] for name in TEXT}
-    spoken = texts | _reference(waves, warp)
+    spoken = texts | reference_features(waves, warp)
     by_row = [name for name in spoken if TTS_FEATURES[name].dims[:1] == ("batch",)]
     first = spoken | {name: spoken[name][:recordings] for name in by_row}
     of_recordings = None if warp is None else (warp[0][:recordings], warp[1][:recordings])
@@ -88,7 +80,7 @@ def taught_tts_features(
     recording = recording_features(recorded, of_recordings)
     recording["path"] = teacher.align(first | recording)
     utterances = {name: waves[name] for name in ("frames", "utterance_tokens")}
-    features = texts | _reference(waves, warp, augmentation) | recording | utterances
+    features = texts | reference_features(waves, warp, augmentation) | recording | utterances
     if not teacher_fraction:
         return features
     frames = tf.shape(recording["mel"])[1]
@@ -106,16 +98,4 @@ def taught_tts_features(
         "mel": join(recording["mel"], mel, SILENCE),
         "f0_hz": join(recording["f0_hz"], f0_hz, 0.0),
         "path": join(recording["path"], path, -1),
-    }
-
-
-def _reference(
-    waves: dict, warp: tuple | None, augmentation: AugmentationConfig = NO_AUGMENTATION
-) -> dict:
-    """Return log-mel and frames of the references; `warp` as above."""
-    wave = tf.cast(waves["reference_pcm"], tf.float32) / 32768.0
-    wave = augment(wave, waves["reference_samples"], waves["seed"], augmentation)
-    return {
-        "reference": log_mel(wave, waves["reference_samples"], warp and warp[1]),
-        "reference_frames": frame_count(waves["reference_samples"]),
     }

@@ -12,7 +12,7 @@ from myxtts.audio.pitch import f0
 from myxtts.base.portable_ops import fold_in, indices, stateless_uniform
 from myxtts.batches.contract import TTS_INPUTS, VOCODER_INPUTS
 from myxtts.devicefeed.contract import FeatureExtractor, LoadFrozen
-from myxtts.tasks.tts.features import tts_features
+from myxtts.tasks.features import tts_features
 from myxtts.tasks.vocoder.contract import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
 
 # Margin on each side of a segment's samples: its first and last mel and F0 look 1.5 and 2.7 hops

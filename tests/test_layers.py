@@ -41,7 +41,7 @@ BUDGETS = {
     "report": 1679,
     "tasks": 7310,
     "run": 3786,
-    "trial": 3069,
+    "trial": 3080,
     "commands": 930,
     "extras": 7642,
 }

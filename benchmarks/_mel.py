@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from myxtts.audio.format import (
     FFT_SAMPLES,
-    HIGH_HZ,
     HOP_SAMPLES,
     LOG_FLOOR,
     LOW_HZ,
-    MEL_BANDS,
     PAD_SAMPLES,
     SAMPLE_RATE_HZ,
+    high_hz,
+    mel_bands,
 )
 from myxtts.audio.mel import mel_filters, stft
 from myxtts.base.portable_ops import float32_matmul
@@ -27,9 +27,9 @@ def mel_by_librosa(wave: np.ndarray) -> np.ndarray:
     bands = {
         "sr": SAMPLE_RATE_HZ,
         "n_fft": FFT_SAMPLES,
-        "n_mels": MEL_BANDS,
+        "n_mels": mel_bands(),
         "fmin": LOW_HZ,
-        "fmax": HIGH_HZ,
+        "fmax": high_hz(),
     }
     filters = librosa.filters.mel(**bands, dtype=np.float64)
     return np.log(np.maximum(filters @ np.abs(spectrum), LOG_FLOOR)).T

@@ -162,7 +162,7 @@ def mel(options: argparse.Namespace) -> None:
     import tensorflow as tf
 
     from benchmarks._mel import log_mel_float32
-    from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
+    from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ, mel_bands
     from myxtts.audio.mel import log_mel
 
     functions = {"float64": tf.function(log_mel), "float32": tf.function(log_mel_float32)}
@@ -188,7 +188,7 @@ def mel(options: argparse.Namespace) -> None:
 
     frames = SAMPLE_RATE_HZ / HOP_SAMPLES
     transform = frames * (2.5 * FFT_SAMPLES * np.log2(FFT_SAMPLES) + FFT_SAMPLES)
-    product = frames * 2 * (FFT_SAMPLES // 2 + 1) * MEL_BANDS
+    product = frames * 2 * (FFT_SAMPLES // 2 + 1) * mel_bands()
     steps = {
         f"{task} {size}": step_flops(task, size)
         for task in ("tts", "asr")

@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 
-from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.audio.format import SAMPLE_RATE_HZ, audio_format
 from myxtts.base.console import report_errors
 from myxtts.checkpoints import files as checkpoint_files
 from myxtts.checkpoints.files import Checkpoint, Record
@@ -78,7 +78,8 @@ def files_below(folder: Path) -> dict[str, bytes]:
 def make_record(**values) -> Record:
     """Return a record with these values, and small ones for the rest that has no default."""
     small = {"symbols": ("a", "b"), "languages": ("en",), "speakers": ("s0",), "start": "f00"}
-    return Record(**{"settings": Config(), "audio_format": AUDIO_FORMAT, **small, **values})
+    small["audio_format"] = audio_format(SAMPLE_RATE_HZ)
+    return Record(**{"settings": Config(), **small, **values})
 
 
 def replace_arrays(checkpoint: Path, group: str, arrays: Mapping[str, np.ndarray]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.audio_file import write_wav
+from myxtts.audio.format import audio_format
 from myxtts.config.schema import Config
 from myxtts.extras.export import export, player_files
 from myxtts.extras.export import export_command as export_model
@@ -28,13 +29,15 @@ SPEAKERS = {"low": 110.0, "high": 220.0}
 F0_BIN = 15  # 86.3 Hz, 1.002 cycles in a frame
 
 
-def write_runs(folder: Path, symbols: Sequence[str], languages: Sequence[str]) -> list[str]:
+def write_runs(
+    folder: Path, symbols: Sequence[str], languages: Sequence[str], sample_rate: int = 22_050
+) -> list[str]:
     """Write the runs of a voice and a vocoder and recordings; return the flags of an export."""
-    model = {"model_size": "tiny", "ode_steps": 2}
+    model, data = {"model_size": "tiny", "ode_steps": 2}, {"sample_rate": sample_rate}
     vocabulary = {"symbols": tuple(symbols), "languages": tuple(languages), "speakers": ("s",)}
     voice = build_model(size=ONE_BLOCK, symbols=len(symbols) + 3, languages=len(languages))
-    _write(folder / "run", voice, settings=Config(model=model), **vocabulary)
-    settings = Config(model={"task": "vocoder", "model_size": "tiny"})
+    _write(folder / "run", voice, settings=Config(model=model, data=data), **vocabulary)
+    settings = Config(model={"task": "vocoder", "model_size": "tiny"}, data=data)
     nothing = {"symbols": (), "languages": (), "speakers": ()}
     _write(folder / "vocoder", tiny_vocoder.build(), settings=settings, **nothing)
     flags = ["--vocoder", str(folder / "vocoder"), "--language", languages[0]]
@@ -48,7 +51,8 @@ def write_runs(folder: Path, symbols: Sequence[str], languages: Sequence[str]) -
 
 
 def _write(folder: Path, network, **record) -> None:
-    state = training_state(network)
+    rate_hz = record["settings"].data.sample_rate
+    state, record = training_state(network), record | {"audio_format": audio_format(rate_hz)}
     random = np.random.default_rng(0)
     for average in state.averages:
         average.assign_add(random.normal(0.0, 0.05, average.shape))

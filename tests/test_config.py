@@ -136,7 +136,7 @@ class YamlTest(YamlCase):
             ("vocoder:\n  discriminators: true\n", "line 2: 'discriminators' is unknown: it was"),
             ("training:\n  lr: 1e-4\n", f"line 2: 'lr' is unknown. {rate}"),
             ("lr: 1e-4\n", f"line 1: 'lr' is unknown. {rate}"),
-            ("data:\n  n_mels: 80\n", "'n_mels' is unknown: all models have one audio format"),
+            ("data:\n  n_mels: 80\n", "'n_mels' is unknown: the audio format follows"),
         )
 
     def test_removed_settings_that_a_run_did_not_use_are_ignored(self):

@@ -13,10 +13,12 @@ TABLES = {
         batch_seconds batch_size buckets ema_decay encoder freeze
         gradient_accumulation init_from job jobs max_seconds min_seconds model_size precision
         produce_precision reference_seconds seed subsampling sync_every task teacher_fraction
-        lexicon loudness text_frontend text_normaliser trim validation_fraction
+        lexicon loudness sample_rate text_frontend text_normaliser trim validation_fraction
     """,
-    schema.INHERITED: "encoder loudness model_size subsampling task text_frontend text_normaliser",
-    schema.FROM_TEACHER: "loudness text_frontend text_normaliser",
+    schema.INHERITED: """
+        encoder loudness model_size sample_rate subsampling task text_frontend text_normaliser
+    """,
+    schema.FROM_TEACHER: "loudness sample_rate text_frontend text_normaliser",
     schema.PER_MACHINE: """
         audio_root buffer_size cache_dataset columns init_from model_start_delay
         exclude lock num_workers prefetch_buffer_size runs_dir shard_cache_gb teacher texts
@@ -25,16 +27,16 @@ TABLES = {
     + " ".join(PlacementConfig.model_fields),
     schema.IN_SHARDS: """
         audio_root columns language lexicon max_seconds min_seconds seed text_frontend
-        exclude text_normaliser train_data trim val_data validation_fraction
+        exclude sample_rate text_normaliser train_data trim val_data validation_fraction
     """,
     schema.IN_ALL_JOBS: """
         audio_root columns ema_decay encoder epochs freeze init_from language
         lexicon loudness max_steps model_size precision reference_seconds resume run runs_dir
-        seed subsampling task teacher teacher_fraction text_frontend text_normaliser texts
-        exclude train_data trim val_data validation_fraction
+        sample_rate seed subsampling task teacher teacher_fraction text_frontend text_normaliser
+        texts exclude train_data trim val_data validation_fraction
     """
     + " ".join(LocalSGDConfig.model_fields),
-    schema.IN_MERGE: "encoder loudness reference_seconds subsampling",
+    schema.IN_MERGE: "encoder loudness reference_seconds sample_rate subsampling",
     schema.IN_SYNC: "jobs outer_learning_rate outer_momentum sync_every sync_optimizer",
     schema.OF_FOLDER: "resume run runs_dir",
     schema.NAMES_GPUS: "data_gpu data_gpus data_shares model_gpu model_gpus",
@@ -57,7 +59,7 @@ class MarksTest(unittest.TestCase):
     def test_a_merge_compares_the_settings_of_its_task(self):
         compared = {"tts": ["reference_seconds"], "asr": ["encoder", "subsampling"]}
         for task, names in {**compared, "vocoder": []}.items():
-            names = ["loudness", *names]
+            names = ["loudness", "sample_rate", *names]
             self.assertEqual([setting.name for setting in merge_settings(task)], names)
             for setting in merge_settings(task):
                 self.assertIn(schema.IN_ALL_JOBS, setting.marks)

@@ -12,7 +12,7 @@ import librosa
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, LOG_FLOOR, SAMPLE_RATE_HZ, mel_bands
 from myxtts.audio.mel import SILENCE, log_mel, mel_filters, warped_mel_filters
 from myxtts.audio.vocoder import _istft, griffin_lim, inverse_mel_scale
 from myxtts.base.portable_ops import float32_matmul
@@ -40,8 +40,8 @@ class LogMelTest(unittest.TestCase):
         np.testing.assert_allclose(mel, SILENCE, rtol=2e-7)
 
     def test_a_sinusoid_is_loudest_in_the_band_around_its_frequency(self):
-        centres = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[1:-1]
-        bands = np.arange(10, MEL_BANDS)  # lower ones are narrower than the window's main lobe
+        centres = librosa.mel_frequencies(mel_bands() + 2, fmin=0.0, fmax=8_000.0)[1:-1]
+        bands = np.arange(10, mel_bands())  # lower ones are narrower than the window's main lobe
         waves = np.stack([sine(centres[band], 0.3) for band in bands]).astype(np.float32)
         loudest = log_mel(waves)[:, 12].numpy().argmax(axis=1)
         np.testing.assert_array_equal(loudest, bands)
@@ -128,7 +128,7 @@ class WarpedMelFiltersTest(unittest.TestCase):
 
     def test_harmonics_and_formants_of_a_voice_move_together(self):
         formants = (500.0, 1_500.0, 2_500.0)
-        high_hz = librosa.mel_frequencies(MEL_BANDS + 2, fmin=0.0, fmax=8_000.0)[2:]
+        high_hz = librosa.mel_frequencies(mel_bands() + 2, fmin=0.0, fmax=8_000.0)[2:]
         plain = self.mel(voice(120.0, formants))
         for factor in self.FACTORS:
             warped = self.mel(voice(120.0, formants), factor)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.pitch import DECIMATED_RATE_HZ, F0_MAX_HZ, F0_MIN_HZ, f0
+from myxtts.audio.pitch import DECIMATION, F0_MAX_HZ, F0_MIN_HZ, f0
 from tests.sine_corpus import sine
 
 EDGE = 4  # frames whose window reaches the end of the wave
@@ -49,7 +49,7 @@ class ToneTest(unittest.TestCase):
 
     def test_a_high_pitch_with_a_fractional_period_has_no_octave_error(self):
         # In decimated samples: twice the lag is an integer, which fits better.
-        for hz in DECIMATED_RATE_HZ / np.array([10.5, 11.5, 12.5]):
+        for hz in SAMPLE_RATE_HZ / DECIMATION / np.array([10.5, 11.5, 12.5]):
             self.assert_pitch(vowel(hz, strongest=3), hz, 0.1)
 
     def test_noise_with_a_tenth_of_the_power_causes_no_octave_error(self):

@@ -3,13 +3,15 @@
 import unittest
 from pathlib import Path
 
-from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.audio.format import SAMPLE_RATE_HZ, audio_format
 from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.checkpoints.files import write_record
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.devicefeed.errors import UserError
 from tests.fixtures import entered, make_record, temporary_folder, working_in
+
+AUDIO_FORMAT = audio_format(SAMPLE_RATE_HZ)
 
 
 class SelectVocoder(unittest.TestCase):
@@ -72,8 +74,8 @@ class SelectVocoder(unittest.TestCase):
             self.assert_refused(CheckpointError, f"trained with --task {task}", "runs/other")
 
     def test_another_audio_format_is_refused_by_names_and_values(self):
-        audio_format = AUDIO_FORMAT | {"hop_samples": 300, "high_hz": 11_025.0}
-        self.write("runs/other", task="vocoder", audio_format=audio_format)
+        other = AUDIO_FORMAT | {"hop_samples": 300, "high_hz": 11_025.0}
+        self.write("runs/other", task="vocoder", audio_format=other)
         message = "hop_samples 300 instead of 256, high_hz 11025.0 instead of 8000.0"
         self.assert_refused(CheckpointError, message, "runs/other")
         self.write("runs/other", task="vocoder", audio_format={})

@@ -1,4 +1,4 @@
-"""Audio files of a corpus and single recordings: headers, and PCM at 22,050 Hz. No TensorFlow.
+"""Audio files of a corpus and single recordings: headers, and PCM at one rate. No TensorFlow.
 
 This module parses the headers of plain WAV files itself, since a corpus may have a million of them;
 libsndfile reads all others, after ffmpeg if need be. What `read_header` and `check_finite` accept
@@ -22,13 +22,12 @@ import soundfile
 import soxr
 
 from myxtts.audio.ffmpeg import libsndfile_path
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.base.files import LFS_POINTER, attach_path_to_errors
 from myxtts.base.members import member_of, read_member
 
 # Needs no conversion: PCM, mono, rate, bytes per second, bytes per frame, bits per sample.
-NATIVE_FORMAT = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE_HZ, 2 * SAMPLE_RATE_HZ, 2, 16)
 # A program that writes to a pipe does not know the data length, and writes this instead, as FFmpeg
 # does: readers go on until the end of the stream.
 STREAMED_BYTES = 0xFFFFFFFF
@@ -210,14 +209,18 @@ def _native_header(file: BinaryIO, size: int) -> AudioHeader | None:
     # nor bytes after the last chunk.
     is_native = (
         len(lengths) == 1
-        and (chunks[0][0], chunks[0][3]) == (b"fmt ", NATIVE_FORMAT)
+        and (chunks[0][0], chunks[0][3]) == (b"fmt ", _native_format())
         and chunks[0][2] in (16, 18)
         and all(name in PLAIN_CHUNKS and promised % 2 == 0 for name, _, promised, _ in chunks)
         and sum(chunks[-1][1:3]) == size
     )
     if not is_native:
         return None
-    return AudioHeader(lengths[0] // 2, SAMPLE_RATE_HZ, True, False)
+    return AudioHeader(lengths[0] // 2, sample_rate_hz(), True, False)
+
+
+def _native_format() -> bytes:
+    return struct.pack("<HHIIHH", 1, 1, sample_rate_hz(), 2 * sample_rate_hz(), 2, 16)
 
 
 def _chunks(file: BinaryIO) -> list[tuple[bytes, int, int, bytes]]:
@@ -344,8 +347,8 @@ def _reaches(sound: soundfile.SoundFile, position: int, samples: int) -> bool:
 
 
 def resampled_length(samples, rate_hz):
-    """Return the length at 22,050 Hz, rounded half up as by soxr; for integers or int64 arrays."""
-    return (2 * samples * SAMPLE_RATE_HZ + rate_hz) // (2 * rate_hz)
+    """Return the resampled length, rounded half up as by soxr; for integers or int64 arrays."""
+    return (2 * samples * sample_rate_hz() + rate_hz) // (2 * rate_hz)
 
 
 def open_audio(path: str | Path, content: bytes | None = None) -> BinaryIO:
@@ -385,9 +388,9 @@ def read_pcm(
     start: int = WHOLE,
     content: bytes | None = None,
 ) -> np.ndarray:
-    """Read a file as mono at 22,050 Hz, int16 [samples]: averaged, resampled by soxr and clipped.
+    """Read a file as mono, int16 [samples]: averaged, resampled by soxr and clipped.
 
-    With `start`, the `samples` from there on are read, counted at 22,050 Hz; nothing else of the
+    With `start`, the `samples` from there on are read, as they come out; nothing else of the
     file is decoded but what the resampling filter sees. Raises DataError if the file cannot be
     read, contains a NaN or an infinity there, or does not have the expected length `samples`, from
     which it may differ by one sample after resampling. Nothing after `max_s` is decoded. `content`
@@ -396,14 +399,14 @@ def read_pcm(
     mono, rate_hz, skipped = read_sound(path, samples, max_s, start, content)
     if not np.isfinite(mono).all():
         raise DataError(f"{path} contains samples that are not finite")
-    if rate_hz != SAMPLE_RATE_HZ and len(mono):
-        mono = soxr.resample(mono, rate_hz, SAMPLE_RATE_HZ)
+    if rate_hz != sample_rate_hz() and len(mono):
+        mono = soxr.resample(mono, rate_hz, sample_rate_hz())
     pcm = to_pcm(mono)
     if samples is None:
         return pcm
     if start != WHOLE:
         pcm = pcm[skipped : skipped + samples]
-    _check_length(path, len(pcm), samples, tolerance=int(rate_hz != SAMPLE_RATE_HZ))
+    _check_length(path, len(pcm), samples, tolerance=int(rate_hz != sample_rate_hz()))
     return np.pad(pcm[:samples], (0, samples - min(len(pcm), samples)))
 
 
@@ -426,12 +429,12 @@ def read_sound(
             end = round(max_s * rate_hz)
             if start != WHOLE:
                 assert samples is not None
-                margin_s = FILTER_S if rate_hz != SAMPLE_RATE_HZ else 0.0
-                first = max(start - int(margin_s * SAMPLE_RATE_HZ), 0)
-                # The first sample read is one that falls on a sample at 22,050 Hz.
-                first -= first % (SAMPLE_RATE_HZ // math.gcd(rate_hz, SAMPLE_RATE_HZ))
-                begin = first * rate_hz // SAMPLE_RATE_HZ
-                end = math.ceil((start + samples) * rate_hz / SAMPLE_RATE_HZ + margin_s * rate_hz)
+                margin_s = FILTER_S if rate_hz != sample_rate_hz() else 0.0
+                first = max(start - int(margin_s * sample_rate_hz()), 0)
+                # The first sample read is one that falls on a sample of the result.
+                first -= first % (sample_rate_hz() // math.gcd(rate_hz, sample_rate_hz()))
+                begin = first * rate_hz // sample_rate_hz()
+                end = math.ceil((start + samples) * rate_hz / sample_rate_hz() + margin_s * rate_hz)
             elif samples is not None:
                 # Another length than expected may be more than the memory takes.
                 promised = int(resampled_length(sound.frames, rate_hz))
@@ -502,7 +505,7 @@ def _mean_and_covariance(
 def _check_length(path: str | Path, found: int, expected: int, tolerance: int) -> None:
     if abs(found - expected) > tolerance:
         raise DataError(
-            f"{path} has {found} samples at {SAMPLE_RATE_HZ} Hz, but had {expected} when the"
+            f"{path} has {found} samples at {sample_rate_hz()} Hz, but had {expected} when the"
             " manifest was made"
         )
 
@@ -560,7 +563,7 @@ def check_recording(path: Path, kind: RecordingKind) -> None:
 
 def _check_heard(path: Path, wave: np.ndarray, role: str, advice: str) -> None:
     if level(wave) < SILENT:
-        seconds = len(wave) / SAMPLE_RATE_HZ
+        seconds = len(wave) / sample_rate_hz()
         raise DataError(f"the {role} {path} has no sound in its first {seconds:.1f} s. {advice}")
 
 
@@ -571,12 +574,9 @@ def level(wave: np.ndarray) -> float:
 
 
 def read_recording(
-    path: Path,
-    kind: RecordingKind,
-    max_samples: int = int(MAX_RECORDING_S * SAMPLE_RATE_HZ),
-    trim: float | None = None,
+    path: Path, kind: RecordingKind, max_samples: int | None = None, trim: float | None = None
 ) -> np.ndarray:
-    """Read the beginning of a recording as float32 [samples] in [-1, 1] at 22,050 Hz.
+    """Read the beginning of a recording as float32 [samples] in [-1, 1], by default of 4 h.
 
     `trim` cuts the silence off its ends, as `speech_span`, up to TRIMMED_S of it; of a kind that
     must be heard, a beginning without speech is cut off as well. Raises DataError as
@@ -585,17 +585,18 @@ def read_recording(
     role, _, advice, heard = kind
     # Whether it is heard is decided below, on the samples that are read anyway.
     check_recording(path, kind._replace(heard=False))
+    most = max_samples or int(MAX_RECORDING_S * sample_rate_hz())
 
     def beginning(below_db: float | None) -> np.ndarray:
         margin_s = FILTER_S if below_db is None else TRIMMED_S
         try:
-            wave = read_wave(path, max_s=max_samples / SAMPLE_RATE_HZ + margin_s)
+            wave = read_wave(path, max_s=most / sample_rate_hz() + margin_s)
         except DataError as error:
             raise DataError(f"{error}. {advice}") from error
         if below_db is not None:
             first, end = speech_span(wave, below_db)
             wave = wave[first:end]
-        return wave[:max_samples]
+        return wave[:most]
 
     wave = beginning(trim)
     if not heard:
@@ -612,7 +613,7 @@ def write_wav(path: Path, wave: np.ndarray) -> None:
     """Write a wave, float32 [samples] in [-1, 1], as 16-bit WAV; an OSError names the file."""
     # soundfile would report any refusal of the disk as "System error".
     content = io.BytesIO()
-    soundfile.write(content, wave, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+    soundfile.write(content, wave, sample_rate_hz(), format="WAV", subtype="PCM_16")
     with attach_path_to_errors(path):
         path.write_bytes(content.getvalue())
 
@@ -633,7 +634,7 @@ def wav_header(data_bytes: int = STREAMED_BYTES) -> bytes:
     data_bytes = min(data_bytes, STREAMED_BYTES)
     riff_bytes = min(data_bytes + HEADER_BYTES - 8, STREAMED_BYTES)
     riff = struct.pack("<4sI4s", b"RIFF", riff_bytes, b"WAVE")
-    form = struct.pack("<4sI16s", b"fmt ", len(NATIVE_FORMAT), NATIVE_FORMAT)
+    form = struct.pack("<4sI16s", b"fmt ", 16, _native_format())
     return riff + form + struct.pack("<4sI", b"data", data_bytes)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, sample_rate_hz
 from myxtts.base.portable_ops import float32_matmul, indices
 
 UNVOICED_HZ = 100.0  # where nothing is voiced
@@ -28,7 +28,7 @@ def pulse_train(f0_hz, pulse_phasor):
     real, imaginary = map(_upsampled, tf.unstack(phasor, axis=2))
     phase += tf.atan2(imaginary, real + 1e-6) / (2.0 * np.pi)
     half = np.pi * (phase - tf.round(phase))
-    harmonics = tf.floor(0.5 * SAMPLE_RATE_HZ / hz)
+    harmonics = tf.floor(0.5 * sample_rate_hz() / hz)
     order = 2.0 * harmonics + 1.0
     sine = tf.sin(half)
     at_pulse = tf.abs(sine) < 1e-4
@@ -76,7 +76,7 @@ def pulse_phasor(wave, f0_hz):
 def _integrated(f0_hz):
     """Return F0 of each sample, and its phase in cycles [0, 1]: [B, T] -> two of [B, T * 256]."""
     hz = _upsampled(f0_hz)
-    phase = tf.cumsum(tf.cast(hz, tf.float64) / SAMPLE_RATE_HZ, axis=1)
+    phase = tf.cumsum(tf.cast(hz, tf.float64) / sample_rate_hz(), axis=1)
     return hz, tf.cast(phase - tf.floor(phase), tf.float32)
 
 

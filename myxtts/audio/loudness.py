@@ -6,7 +6,7 @@ Shape legend: B rows, S samples, K bins.
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.audio.k_weighting import (
     BLOCK_HOPS,
     FILTER_RATE_HZ,
@@ -19,10 +19,6 @@ from myxtts.audio.k_weighting import (
 )
 from myxtts.audio.spectral import frequency_grid, scaled
 from myxtts.base.portable_ops import on_host
-
-HOP = SAMPLE_RATE_HZ // 10
-BLOCK = BLOCK_HOPS * HOP
-MARGIN_SAMPLES = round(MARGIN_S * SAMPLE_RATE_HZ)
 
 
 def with_loudness(wave, lufs: float | None, samples=None):
@@ -55,17 +51,19 @@ def gated_power(wave, samples):
 
     As in pyloudnorm, the last block may lack half a hop. A row of less than a block is one block.
     """
+    hop = sample_rate_hz() // 10
+    block = BLOCK_HOPS * hop
     weighted = k_weighted(wave)
     real = tf.sequence_mask(samples, tf.shape(wave)[1])
-    padding = BLOCK - 1 + (1 - tf.shape(wave)[1]) % HOP
+    padding = block - 1 + (1 - tf.shape(wave)[1]) % hop
     square = tf.pad(tf.where(real, tf.square(weighted), 0.0), [[0, 0], [0, padding]])
-    hops = tf.reduce_sum(tf.reshape(square, [tf.shape(wave)[0], -1, HOP]), axis=2)
+    hops = tf.reduce_sum(tf.reshape(square, [tf.shape(wave)[0], -1, hop]), axis=2)
     count = tf.shape(hops)[1] - BLOCK_HOPS + 1
     blocks = tf.add_n([hops[:, i : i + count] for i in range(BLOCK_HOPS)])
     with on_host():
         length = tf.cast(samples, tf.float32)
-        last = tf.cast(tf.maximum(tf.round((length - BLOCK) / HOP), 0.0), tf.int32)
-    power = blocks / tf.clip_by_value(length, 1.0, float(BLOCK))[:, None]
+        last = tf.cast(tf.maximum(tf.round((length - block) / hop), 0.0), tf.int32)
+    power = blocks / tf.clip_by_value(length, 1.0, float(block))[:, None]
     loud = tf.sequence_mask(last + 1, count) & (power > power_of(SILENCE_LUFS))
     gate = _mean(power, loud) * 10.0 ** (RELATIVE_GATE_DB / 10.0)
     return _mean(power, loud & (power > gate[:, None]))
@@ -76,7 +74,7 @@ def k_weighted(wave):
 
     At each frequency, the magnitude equals the standard's filters at the standard's sample rate.
     """
-    length, hz = frequency_grid(tf.shape(wave)[1], MARGIN_SAMPLES)
+    length, hz = frequency_grid(tf.shape(wave)[1], round(MARGIN_S * sample_rate_hz()))
     half = tf.square(tf.sin(hz * float(np.pi / FILTER_RATE_HZ)))
     gain = tf.sqrt(squared_response(half))
     spectrum = scaled(tf.signal.rfft(wave, [length]), gain)

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio import format as audio
-from myxtts.audio.format import FFT_SAMPLES, HIGH_HZ, LOW_HZ, MEL_BANDS, PAD_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import FFT_SAMPLES, LOW_HZ, PAD_SAMPLES, high_hz, mel_bands, sample_rate_hz
 from myxtts.audio.spectral import framed, magnitude
 from myxtts.base.portable_ops import float32_matmul
 
@@ -18,7 +18,7 @@ SILENCE = float(np.log(audio.LOG_FLOOR))
 def mel_filters() -> np.ndarray:
     """Return the mel filters of librosa with unit area (Slaney 1998), float32 [bins, bands]."""
     filters = librosa.filters.mel(
-        sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES, n_mels=MEL_BANDS, fmin=LOW_HZ, fmax=HIGH_HZ
+        sr=sample_rate_hz(), n_fft=FFT_SAMPLES, n_mels=mel_bands(), fmin=LOW_HZ, fmax=high_hz()
     )
     return filters.T.astype(np.float32)
 
@@ -26,7 +26,7 @@ def mel_filters() -> np.ndarray:
 @cache
 def inverse_mel_filters() -> np.ndarray:
     """Return the pseudo-inverse of the mel filters, float32 [bands, bins]."""
-    bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # 372 bins of 513, up to 8 kHz
+    bins = int(np.flatnonzero(mel_filters().any(axis=1))[-1]) + 1  # up to high_hz()
     return np.linalg.pinv(mel_filters()[:bins]).astype(np.float32)
 
 
@@ -34,15 +34,22 @@ def warped_mel_filters(factor):
     """Return mel filters that scale the frequencies of a voice and keep its loudness (VTLP).
 
     The gain of a filter at f is the gain of the same filter of `mel_filters` at factor * f. It is
-    computed from the triangle, not interpolated between bins. For factors of 0.726 (HIGH_HZ over
-    half the sample rate) or more, no filter extends beyond the last bin of the Fourier transform.
+    computed from the triangle, not interpolated between bins. At 22.05 kHz, for factors of 0.726 or
+    more, no filter extends beyond the last bin of the Fourier transform. Where the mel extends to
+    half the rate, the scale is bent above 0.7 of it, so that its end stays where it is (Jaitly &
+    Hinton 2013).
 
     float32 [batch] -> float32 [batch, bins, bands].
     """
-    edges = librosa.mel_frequencies(MEL_BANDS + 2, fmin=LOW_HZ, fmax=HIGH_HZ)
+    edges = librosa.mel_frequencies(mel_bands() + 2, fmin=LOW_HZ, fmax=high_hz())
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]
-    bins = librosa.fft_frequencies(sr=SAMPLE_RATE_HZ, n_fft=FFT_SAMPLES)
-    hz = tf.constant(bins, tf.float32)[:, None] * factor[:, None, None]
+    bins = librosa.fft_frequencies(sr=sample_rate_hz(), n_fft=FFT_SAMPLES)
+    bin_hz, factor = tf.constant(bins, tf.float32)[:, None], factor[:, None, None]
+    hz = bin_hz * factor
+    if 2.0 * high_hz() >= sample_rate_hz():
+        knee, end = 0.7 * high_hz(), high_hz()
+        bent = end - (end - bin_hz) * (end - knee * factor) / (end - knee)
+        hz = tf.where(bin_hz > knee, bent, hz)
     area = 2.0 / (high - low)
     rise, fall = area / (centre - low), area / (high - centre)
     return tf.maximum(tf.minimum(hz * rise - low * rise, high * fall - hz * fall), 0.0)
@@ -56,7 +63,7 @@ def stft(wave):
 
 
 def log_mel(waveform, samples=None, filters=None):
-    """Compute the log-mel spectrogram of waves at 22,050 Hz.
+    """Compute the log-mel spectrogram of waves at the process's sample rate.
 
     Each wave is padded by its own reflection at its real end, so an utterance has the same mel
     alone and in a padded batch. The transform runs in float64: in float32 the rounding error is 1 %

@@ -1,32 +1,22 @@
 """Fundamental frequency (F0) by YIN, on the frame grid of the mel, on the current device."""
 
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import HOP_SAMPLES, frame_count, sample_rate_hz
 from myxtts.base.portable_ops import float32_matmul
 
 F0_MIN_HZ = 60.0
 F0_MAX_HZ = 600.0
-# 1 ms: removes noise and fine formant structure, as in the paper.
-SMOOTHING_SAMPLES = 22
+SMOOTHING_S = 0.001  # removes noise and fine formant structure, as in the paper
 # The smoothed wave ends below 1 kHz: 11 kHz finds the same pitches in twice the time.
 DECIMATION = 4
-# 5.5 kHz; the lengths below are in samples at this rate.
-DECIMATED_RATE_HZ = SAMPLE_RATE_HZ / DECIMATION
 HOP_LENGTH = HOP_SAMPLES // DECIMATION
-MIN_LAG = int(DECIMATED_RATE_HZ / F0_MAX_HZ)  # 9
-MAX_LAG = int(DECIMATED_RATE_HZ / F0_MIN_HZ) + 1  # 92
-# From 0, and one more for the parabola.
-NUM_LAGS = MAX_LAG + 2
-# 35 ms: two periods of the lowest voice.
+# 35 ms at 22.05 kHz: two periods of the lowest voice.
 WINDOW_HOPS = 3
-# At least a hop and all lags after it, so that no lag wraps around; 2^5 · 5 is a fast length.
-FFT_LENGTH = 160
-# A period is measured around (WINDOW_HOPS * HOP_LENGTH + lag) / 2 after the start of its frame. For
-# the middle lag, this point is the middle of the mel frame; for the shortest and the longest lag it
-# is 21 samples (4 ms) off.
-LEAD_SAMPLES = (WINDOW_HOPS * HOP_LENGTH + (MIN_LAG + MAX_LAG) // 2) // 2 - HOP_LENGTH // 2
 # The first trough with less aperiodicity is the period; later, lower ones are its multiples.
 TROUGH_THRESHOLD = 0.1
 # Frames with less aperiodicity are voiced. On espeak-ng 6 % of the voiced frames are missed and 2 %
@@ -35,12 +25,39 @@ VOICING_THRESHOLD = 0.35
 # -60 dB of full scale: below it, hum, the lowest bits and rounding also have a pitch.
 NOISE_FLOOR = 1e-3
 
-_LAG = np.arange(NUM_LAGS)
-# The parabola of a period needs its neighbour on each side.
-_CANDIDATE_LAGS = _LAG[MIN_LAG - 1 :]
-_IS_SUMMED = (_LAG[:, None] > 0) & (_LAG[:, None] <= _CANDIDATE_LAGS)
-_CUMULATIVE_MEAN = _IS_SUMMED / _CANDIDATE_LAGS.astype(np.float32)
-_NUM_PERIODS = len(_CANDIDATE_LAGS) - 2
+
+class _Lags(NamedTuple):
+    """Lags and lengths at the decimated rate, 5.5 kHz for 22.05 kHz.
+
+    Attributes:
+        shortest, lags: of a period, 9 at 5.5 kHz; and their number from 0 on, 94.
+        fft: a fast length of at least a hop and all lags after it, so that no lag wraps around.
+        lead: samples by which a frame begins before its hop. A period is measured around half of
+            window and lag after that, which is the middle of the mel frame for the middle lag; for
+            the shortest and the longest it is 4 ms off.
+        cumulative_mean: float32 [lags, candidates], of the differences up to each candidate.
+    """
+
+    rate_hz: float
+    shortest: int
+    lags: int
+    fft: int
+    lead: int
+    cumulative_mean: np.ndarray
+
+
+@cache
+def _lags() -> _Lags:
+    rate_hz = sample_rate_hz() / DECIMATION
+    shortest, longest = int(rate_hz / F0_MAX_HZ), int(rate_hz / F0_MIN_HZ) + 1
+    lag = np.arange(longest + 2)
+    # The parabola of a period needs its neighbour on each side.
+    candidates = lag[shortest - 1 :]
+    is_summed = (lag[:, None] > 0) & (lag[:, None] <= candidates)
+    fft = -(-(HOP_LENGTH + len(lag)) // 32) * 32
+    lead = (WINDOW_HOPS * HOP_LENGTH + (shortest + longest) // 2) // 2 - HOP_LENGTH // 2
+    mean = is_summed / candidates.astype(np.float32)
+    return _Lags(rate_hz, shortest, len(lag), fft, lead, mean)
 
 
 def f0(waveform, samples):
@@ -55,18 +72,18 @@ def f0(waveform, samples):
     also interpolated by a parabola. The difference function of a frame is the sum over its hops,
     which neighbouring frames share.
 
-    float32 [B, samples] in [-1, 1] at 22,050 Hz, and the real samples of each row, int32 [B] -> F0
+    float32 [B, samples] in [-1, 1], and the real samples of each row, int32 [B] -> F0
     in Hz, float32 [B, samples // 256], 0 where unvoiced; and whether each frame is voiced, bool,
     False after the last frame of a row.
     """
-    padded = tf.shape(waveform)[1]
+    lags, padded = _lags(), tf.shape(waveform)[1]
     wave = tf.where(tf.sequence_mask(samples, padded), waveform, 0.0)
     difference = _difference(_hops(wave, frame_count(padded)))
-    mean = float32_matmul(difference, _CUMULATIVE_MEAN)
-    lag, aperiodicity = _find_period(difference[:, :, MIN_LAG - 1 :] / mean)
+    mean = float32_matmul(difference, lags.cumulative_mean)
+    lag, aperiodicity = _find_period(difference[:, :, lags.shortest - 1 :] / mean)
     real = tf.sequence_mask(frame_count(samples), frame_count(padded))
     voiced = (aperiodicity < VOICING_THRESHOLD) & real
-    hz = DECIMATED_RATE_HZ / _parabolic_interpolation(difference, lag)
+    hz = lags.rate_hz / _parabolic_interpolation(difference, lag)
     return tf.where(voiced, tf.clip_by_value(hz, F0_MIN_HZ, F0_MAX_HZ), 0.0), voiced
 
 
@@ -77,33 +94,34 @@ def _hops(wave, frames):
     mel.
     """
     rows, samples = tf.unstack(tf.shape(wave))
-    before = DECIMATION * LEAD_SAMPLES + (SMOOTHING_SAMPLES - DECIMATION) // 2
+    smoothing = round(SMOOTHING_S * sample_rate_hz())
+    before = DECIMATION * _lags().lead + (smoothing - DECIMATION) // 2
     count = (frames + WINDOW_HOPS + 1) * HOP_LENGTH
-    whole, rest = divmod(SMOOTHING_SAMPLES, DECIMATION)
+    whole, rest = divmod(smoothing, DECIMATION)
     needed = (count + whole) * DECIMATION
     padded = tf.pad(wave, [[0, 0], [before, needed - before - samples]])
     # By sums of DECIMATION samples, since `tf.nn.avg_pool1d` takes ten times as long on a CPU.
     parts = tf.reshape(padded, [rows, -1, DECIMATION])
     sums, of_rest = tf.reduce_sum(parts, axis=2), tf.reduce_sum(parts[:, :, :rest], axis=2)
     total = tf.add_n([sums[:, i : i + count] for i in range(whole)]) + of_rest[:, whole:]
-    return tf.reshape(total / SMOOTHING_SAMPLES, [rows, -1, HOP_LENGTH])
+    return tf.reshape(total / smoothing, [rows, -1, HOP_LENGTH])
 
 
 def _difference(hops):
     """Compute the squared difference of each frame from itself at each lag (YIN, eq. 6).
 
-    Hops of `_hops` -> float32 [batch, frames, NUM_LAGS].
+    Hops of `_hops` -> float32 [batch, frames, lags].
 
     |a - b|² = |b|² - 2ab + |a|². The first two terms are one product of spectra, and the third is
     minus their value at lag 0. The difference that noise at NOISE_FLOOR has from itself is added,
     so that no quieter signal is periodic.
     """
-    first = hops[:, :-2]
-    block = tf.concat([first, hops[:, 1:-1], hops[:, 2:, : FFT_LENGTH - 2 * HOP_LENGTH]], axis=2)
+    fft, first = _lags().fft, hops[:, :-2]
+    block = tf.concat([first, hops[:, 1:-1], hops[:, 2:, : fft - 2 * HOP_LENGTH]], axis=2)
     signals = tf.ones([HOP_LENGTH]), -2.0 * first, tf.square(block), block
-    ones, first, power, spectrum = (tf.signal.rfft(x, [FFT_LENGTH]) for x in signals)
+    ones, first, power, spectrum = (tf.signal.rfft(x, [fft]) for x in signals)
     product = power * tf.math.conj(ones) + spectrum * tf.math.conj(first)
-    by_hop = tf.signal.irfft(product, [FFT_LENGTH])[:, :, :NUM_LAGS]
+    by_hop = tf.signal.irfft(product, [fft])[:, :, : _lags().lags]
     frame = by_hop[:, :-2] + by_hop[:, 1:-1] + by_hop[:, 2:]
     return frame - frame[:, :, :1] + 2.0 * NOISE_FLOOR**2 * WINDOW_HOPS * HOP_LENGTH
 
@@ -111,19 +129,20 @@ def _difference(hops):
 def _find_period(normalised):
     """Return the lag of each frame's period, int64 [B, T], and its aperiodicity (1: no trough).
 
-    float32 [B, T, _CANDIDATE_LAGS], each difference over the mean up to it (YIN, eq. 8). A GPU
+    float32 [B, T, candidates], each difference over the mean up to it (YIN, eq. 8). A GPU
     computes with int64 in its own memory, but adds int32 on the host.
     """
-    before, at, after = (normalised[:, :, i : i + _NUM_PERIODS] for i in range(3))
+    periods = normalised.shape[2] - 2
+    before, at, after = (normalised[:, :, i : i + periods] for i in range(3))
     # This order never rounds to 0 at a trough.
     slope = before - after
     curvature = (before - at) + (after - at)
     is_trough = (at < before) & (at <= after)
     troughs = tf.where(is_trough, at - tf.square(slope) / (8.0 * curvature), 1.0)
-    first = np.arange(-_NUM_PERIODS, 0, dtype=np.float32)
+    first = np.arange(-periods, 0, dtype=np.float32)
     ranks = tf.where(troughs < TROUGH_THRESHOLD, first, troughs)
     index = tf.argmin(ranks, axis=2, output_type=tf.int64)
-    return MIN_LAG + index, tf.gather(troughs, index, batch_dims=2)
+    return _lags().shortest + index, tf.gather(troughs, index, batch_dims=2)
 
 
 def _parabolic_interpolation(difference, lag):

@@ -8,7 +8,7 @@ overlapping addition are each other's gradient: gradients of slices took 8 % of 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.portable_ops import on_host
 
 # A Fourier transform is fast if its length has small factors: 2^n times 1, 3, 5, 9 or 15.
@@ -82,7 +82,7 @@ def frequency_grid(samples, margin: int):
         at = tf.searchsorted(tf.constant(_FAST_LENGTHS), tf.reshape(samples + margin, [1]))
         length = tf.gather(tf.constant(_FAST_LENGTHS), at)[0]
         bins = tf.cast(length // 2 + 1, tf.float32)
-        step_hz = SAMPLE_RATE_HZ / tf.cast(length, tf.float32)
+        step_hz = sample_rate_hz() / tf.cast(length, tf.float32)
     return length, counted(bins) * step_hz
 
 

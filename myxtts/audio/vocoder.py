@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, MEL_BANDS, PAD_SAMPLES, WINDOW_SAMPLES
+from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, mel_bands, sample_rate_hz
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
 from myxtts.audio.spectral import scaled
 from myxtts.base.errors import CheckpointError, check_packages
@@ -78,11 +78,17 @@ class OnnxVocoder:
             raise CheckpointError(f"{path} cannot be read as ONNX: {error}") from error
         inputs = {node.name: node.shape for node in self._session.get_inputs()}
         self.name, shape = next(iter(inputs.items()))
-        axes = [axis for axis, size in enumerate(shape) if size == MEL_BANDS]
+        axes = [axis for axis, size in enumerate(shape) if size == mel_bands()]
         if len(inputs) != 1 or len(shape) != 3 or axes not in ([1], [2]):
             raise CheckpointError(
-                f"{path} takes {inputs}, but a vocoder must take a single log-mel of {MEL_BANDS}"
+                f"{path} takes {inputs}, but a vocoder must take a single log-mel of {mel_bands()}"
                 " bands. Give a vocoder of log-mels such as HiFi-GAN or Vocos."
+            )
+        made_hz = self._session.get_modelmeta().custom_metadata_map.get("sample_rate")
+        if made_hz not in (None, str(sample_rate_hz())):
+            raise CheckpointError(
+                f"{path} makes {made_hz} Hz, but the voice has {sample_rate_hz()} Hz. Give a"
+                " vocoder of this rate."
             )
         self.path = path
         self.order = (0, 2, 1) if axes == [1] else (0, 1, 2)
@@ -93,11 +99,12 @@ class OnnxVocoder:
     def synthesize(self, log_mel, seed):
         mel = np.ascontiguousarray(np.asarray(log_mel).transpose(self.order))
         wave = self._session.run(None, {self.name: mel})[0].reshape(1, -1)
-        samples = mel.size // MEL_BANDS * HOP_SAMPLES
+        samples = mel.size // mel_bands() * HOP_SAMPLES
         if wave.size != samples:
             raise CheckpointError(
                 f"{self.path} makes {wave.size} samples of {samples // HOP_SAMPLES} frames, but"
-                f" must make {samples}. Give a vocoder at 22,050 Hz with hops of {HOP_SAMPLES}."
+                f" must make {samples}. Give a vocoder at {sample_rate_hz()} Hz with hops of"
+                f" {HOP_SAMPLES}."
             )
         return tf.constant(wave)
 
@@ -189,4 +196,4 @@ class GriffinLim:
 def _istft(spectrum):
     """Invert `stft` by least squares: complex64 [B, T, bins] -> float32 [B, samples]."""
     window = tf.signal.inverse_stft_window_fn(HOP_SAMPLES, forward_window_fn=tf.signal.hann_window)
-    return tf.signal.inverse_stft(spectrum, WINDOW_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window)
+    return tf.signal.inverse_stft(spectrum, FFT_SAMPLES, HOP_SAMPLES, FFT_SAMPLES, window)

@@ -27,7 +27,7 @@ TEXT = {
 # Recognition hears the wave. A vocoder needs no text. Speech synthesis also hears a reference,
 # another utterance of the speaker.
 ASR_INPUTS = TEXT | {
-    "pcm": Field("int16", ("batch", "samples")),  # wave at 22,050 Hz, padded with 0
+    "pcm": Field("int16", ("batch", "samples")),  # wave at the sample rate, padded with 0
     "samples": Field("int32", ("batch",)),  # without padding
 }
 

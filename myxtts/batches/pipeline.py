@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, sample_rate_hz
 from myxtts.base.members import member_of, read_member
 from myxtts.batches.corpora import Corpus
 from myxtts.batches.pcm_cache import open_cache, rows_from_cache
@@ -149,7 +149,7 @@ def held_out_pipeline(
 
 def reference_samples_of(data: DataConfig) -> int:
     """Return the padded length of the references: a whole number of frames."""
-    return int(data.reference_seconds * SAMPLE_RATE_HZ) // HOP_SAMPLES * HOP_SAMPLES
+    return int(data.reference_seconds * sample_rate_hz()) // HOP_SAMPLES * HOP_SAMPLES
 
 
 def make_reader(

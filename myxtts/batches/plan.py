@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import HOP_SAMPLES, frame_count, sample_rate_hz
 from myxtts.base.errors import ConfigError
 from myxtts.base.progress import EpochHistory, Position
 from myxtts.corpus.manifest import Manifest
@@ -203,7 +203,7 @@ class Plan:
         self.bounds = bounds
         asked = np.full(len(bounds), batch_size, np.int64)
         if batch_seconds:
-            asked = np.maximum((batch_seconds * SAMPLE_RATE_HZ / bounds).astype(np.int64), 1)
+            asked = np.maximum((batch_seconds * sample_rate_hz() / bounds).astype(np.int64), 1)
         self._dealt_rows = replicas * np.minimum(asked, -(-len(samples) // replicas))
         self.step_sizes = asked * accumulation * replicas
         self.samples = samples
@@ -408,7 +408,7 @@ def planned_steps(
     for epoch in planned_epochs:
         first = start if epoch == start.epoch else Position(epoch)
         epoch_plan = plan.epoch(epoch, first.history)
-        padded_s = plan.padded_samples(epoch_plan) / SAMPLE_RATE_HZ
+        padded_s = plan.padded_samples(epoch_plan) / sample_rate_hz()
         for step in range(first.step, epoch_plan.steps):
             utterances = epoch_plan.utterances(step)
             next_position = first._replace(step=step + 1)
@@ -427,7 +427,7 @@ def planned_steps(
 
 
 def _seconds_of(samples: np.ndarray) -> float:
-    return float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ
+    return float(samples.sum(dtype=np.int64)) / sample_rate_hz()
 
 
 def steps_left(plan: Plan, start: Position, epochs: int) -> int:
@@ -496,7 +496,7 @@ def planned_batches(
                     last=microbatch == step.microbatches - 1,
                     rows=rows,
                     audio_s=_seconds_of(manifest.samples[rows]),
-                    padded_s=shape[0] * shape[1] / SAMPLE_RATE_HZ,
+                    padded_s=shape[0] * shape[1] / sample_rate_hz(),
                     arrays=arrays,
                 )
 

@@ -6,7 +6,7 @@ archives) or from the decoded corpus of `pcm_cache`. Then tf.data uploads each b
 device, ahead of its consumer. What goes out are batches on the data device with their plan, in the
 order of the plan, in the thread of the feed (see `pipeline`).
 
-TensorFlow's operations decode 16-bit mono WAV at 22,050 Hz, and soundfile decodes every other file.
+TensorFlow's operations decode 16-bit mono WAV of the run's rate, and soundfile all other files.
 """
 
 import os
@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.base.members import Member, member_of, read_member, read_members
 from myxtts.batches.contract import TEXT
@@ -69,7 +69,7 @@ def unreadable(manifest: Manifest, planned: PlannedBatch, error: Exception) -> D
             start = int(manifest.starts[row])
             read_pcm(manifest.paths[row], int(manifest.samples[row]), start=start)
             if manifest.native[row] and not read_header(manifest.paths[row]).native:
-                former = f"16-bit mono WAV at {SAMPLE_RATE_HZ} Hz when the manifest was made"
+                former = f"16-bit mono WAV at {sample_rate_hz()} Hz when the manifest was made"
                 raise DataError(f"{manifest.paths[row]} was {former}")
         except DataError as reason:
             return DataError(
@@ -100,7 +100,7 @@ def rows_from_files(manifest: Manifest, native_loading: bool) -> ReadRows:
         end = begin + lengths[row]
         samples, channels = tf.unstack(tf.shape(wave))
         fits = tf.where(starts[row] == WHOLE, samples == end, samples >= end)
-        unchanged = fits & (channels == 1) & (rate_hz == SAMPLE_RATE_HZ)
+        unchanged = fits & (channels == 1) & (rate_hz == sample_rate_hz())
         # A file that has changed must not pass. tf.reshape rejects it by a size of -2. It is
         # stateless, while tf.debugging.Assert would make reading serial under
         # enable_op_determinism.

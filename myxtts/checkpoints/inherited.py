@@ -9,7 +9,7 @@ thread, before a corpus is read.
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.audio.format import audio_format
 from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.base.published import local_run
 from myxtts.checkpoints.files import Checkpoint, checkpoint_of
@@ -50,7 +50,7 @@ def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | Non
             " teacher, or start another run with --run."
         )
     teacher.check_task("tts")
-    if teacher.record.audio_format != AUDIO_FORMAT:
+    if teacher.record.audio_format != audio_format(teacher.record.settings.data.sample_rate):
         raise CheckpointError(
             f"--teacher {path} was given, but {teacher.checkpoint.path} was trained on mels of"
             " another format than this version makes. Train it again with this version."

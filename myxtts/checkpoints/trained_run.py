@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from myxtts.audio.format import use_sample_rate
 from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.checkpoints.files import (
     Checkpoint,
@@ -120,6 +121,17 @@ class TrainedRun:
     def inheritable_vocabulary(self) -> Vocabulary:
         """Symbols and languages. Speakers have no weights: each run names its own."""
         return replace(self.record.vocabulary, speakers=())
+
+    @classmethod
+    def open_for_use(
+        cls, path: Path, name: str | None = None, task: str | None = None
+    ) -> "TrainedRun":
+        """Open a run of a task, and work at its sample rate; raises ConfigError at another one."""
+        run = cls.open(path, name)
+        if task is not None:
+            run.check_task(task)
+        use_sample_rate(run.record.settings.data.sample_rate, str(path))
+        return run
 
     def check_task(self, task: str) -> None:
         """Raise CheckpointError if the run was not trained for the task that is needed."""

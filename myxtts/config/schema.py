@@ -111,6 +111,7 @@ Reference = Annotated[float, Field(ge=0.5, le=30.0)]
 TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
 Silence = Annotated[float, Field(ge=15.0, le=80.0)]
 Loudness = Annotated[float, Field(ge=-50.0, le=-10.0)]
+SampleRate = Literal[16000, 22050, 24000]
 Frontend = Literal["phonemes", "characters"]
 Normaliser = Literal["none", "words-1"]
 Share = Annotated[float, Field(ge=1e-3, le=1e9)]
@@ -241,6 +242,11 @@ class DataConfig(Section):
     )
     """Loudness of all utterances and references in LUFS (EBU R 128), such as -23, less where the
     peak would be clipped."""
+    sample_rate: Annotated[
+        SampleRate, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS, IN_MERGE
+    ] = 22050
+    """Samples a second of what the run hears and makes; recordings of other rates are resampled.
+    24000 has mels of 100 bands up to 12 kHz; 22050 and 16000 of 80 up to 8 kHz."""
     text_frontend: Annotated[
         Frontend, WITH_TEXTS, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "phonemes"

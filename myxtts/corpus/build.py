@@ -35,7 +35,7 @@ from myxtts.audio.audio_file import (
     resampled_length,
     speech_span,
 )
-from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import frame_count, sample_rate_hz, use_sample_rate
 from myxtts.base.errors import DataError
 from myxtts.base.files import FileStamp, file_stamp, write_csv, write_whole
 from myxtts.base.members import is_url, member_of
@@ -117,6 +117,7 @@ def build_manifest(
     those in `rows.rejected`.
     """
     frontend = frontend or frontend_of(data)
+    use_sample_rate(data.sample_rate, "--sample-rate")
     if not isinstance(rows.rows, RowTuple):
         return rows.rows.manifest(data, length_rule, vocabulary, grow, frontend)
     # Characters need no language, so that any name is one.
@@ -131,7 +132,8 @@ def build_manifest(
     key = ""
     if cache:
         reading = frontend.kind, frontend.normaliser, sorted(frontend.lexicon.items())
-        settings = (data.min_seconds, data.max_seconds, data.trim, *reading, length_rule, grow)
+        limits = data.sample_rate, data.min_seconds, data.max_seconds, data.trim
+        settings = (*limits, *reading, length_rule, grow)
         key = _cache_key(rows, settings, vocabulary, workers)
         if cached := _load(cache, key):
             return cached
@@ -235,7 +237,7 @@ def _examine(
         length = resampled_length(header.samples, header.rate_hz)
         start, samples = _stretch(row, length)
         # Much longer stretches are rejected below, without decoding hours of sound.
-        if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * SAMPLE_RATE_HZ:
+        if data.trim is not None and samples <= (data.max_seconds + TRIMMED_S) * sample_rate_hz():
             start, samples = _trimmed(path, start, samples, data.trim)
         if fault := duration_fault(samples, data):
             raise fault
@@ -251,30 +253,30 @@ def _examine(
 def duration_fault(samples: int, data: DataConfig) -> UnusableAudio | None:
     """Return the error of an utterance that is shorter or longer than the settings allow."""
     # Rounded away from the limit, so that the message does not seem to contradict it.
-    ms = 1000 * samples / SAMPLE_RATE_HZ
-    if samples < data.min_seconds * SAMPLE_RATE_HZ:
+    ms = 1000 * samples / sample_rate_hz()
+    if samples < data.min_seconds * sample_rate_hz():
         limit = f"at least {data.min_seconds} s (--min-seconds)"
         return UnusableAudio("too short", f"{math.floor(ms) / 1000:.3f} s, {limit}")
-    if samples > data.max_seconds * SAMPLE_RATE_HZ:
+    if samples > data.max_seconds * sample_rate_hz():
         limit = f"at most {data.max_seconds} s (--max-seconds)"
         return UnusableAudio("too long", f"{math.ceil(ms) / 1000:.3f} s, {limit}")
     return None
 
 
 def _stretch(row: Row, length: int) -> tuple[int, int]:
-    """Return the first sample of a row, or WHOLE, and its number of samples, at SAMPLE_RATE_HZ."""
+    """Return the first sample of a row, or WHOLE, and its number of samples."""
     if row.end_s is None and not row.start_s:
         return WHOLE, length
-    start = round(row.start_s * SAMPLE_RATE_HZ)
+    start = round(row.start_s * sample_rate_hz())
     end = length
     if row.end_s is not None:
-        end = round(row.end_s * SAMPLE_RATE_HZ)
-    if end - length > MAX_EXCESS_S * SAMPLE_RATE_HZ or start >= min(end, length):
-        stretch = f"{row.start_s:.3f} s to {end / SAMPLE_RATE_HZ:.3f} s"
-        detail = f"{stretch}, but the file has {length / SAMPLE_RATE_HZ:.3f} s"
+        end = round(row.end_s * sample_rate_hz())
+    if end - length > MAX_EXCESS_S * sample_rate_hz() or start >= min(end, length):
+        stretch = f"{row.start_s:.3f} s to {end / sample_rate_hz():.3f} s"
+        detail = f"{stretch}, but the file has {length / sample_rate_hz():.3f} s"
         raise UnusableAudio("not in the recording", detail)
     end = min(end, length)
-    if start == 0 and length - end <= MAX_REST_S * SAMPLE_RATE_HZ:
+    if start == 0 and length - end <= MAX_REST_S * sample_rate_hz():
         return WHOLE, length
     return start, end - start
 
@@ -459,7 +461,7 @@ def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
 
     def rows(manifest: Manifest) -> list[str]:
         texts = (" ".join(text.split()) for text in manifest.texts)
-        columns = zip(manifest.ids, manifest.samples / SAMPLE_RATE_HZ, texts, strict=True)
+        columns = zip(manifest.ids, manifest.samples / sample_rate_hz(), texts, strict=True)
         return [f"{name} ({seconds:.3f} s, {text!r})" for name, seconds, text in columns]
 
     for path in (cache.with_suffix(BEFORE), cache):

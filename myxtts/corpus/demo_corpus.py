@@ -31,9 +31,8 @@ import numpy as np
 import yaml
 
 from myxtts.audio.audio_file import wav_header
-from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.errors import DataError
-from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_copy
+from myxtts.text.espeak import PAUSE, SAMPLE_RATE_HZ, WORD_GAP, Espeak, EspeakVoice, isolated_copy
 from myxtts.text.frontend import normalise_text
 
 ARGUMENTS_FILE = "demo_corpus.json"

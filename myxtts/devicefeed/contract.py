@@ -1,7 +1,8 @@
 """What a batch is: the names, types and shapes of its fields, and the function that makes it.
 
 A batch is a dictionary of tensors. Fields of int32 stay in host memory, where TensorFlow's
-functions take and return them. Dimensions with the same name are equal within a batch.
+functions take and return them. Dimensions with the same name are equal within a batch. A dimension
+that is known only when a run starts is a function.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ Batch = dict[str, tf.Tensor]
 
 class Field(NamedTuple):
     dtype: str
-    dims: tuple[str | int, ...]
+    dims: tuple[str | int | Callable[[], int], ...]
 
     @property
     def shape(self) -> list[int | None]:
@@ -26,7 +27,8 @@ class Field(NamedTuple):
 
     def sized(self, sizes: dict[str, Any]) -> list[Any]:
         """Return the shape, given the sizes of named dimensions; None for those without one."""
-        return [sizes.get(str(dim), dim if isinstance(dim, int) else None) for dim in self.dims]
+        fixed = [dim() if callable(dim) else dim for dim in self.dims]
+        return [sizes.get(dim) if isinstance(dim, str) else dim for dim in fixed]
 
     @property
     def on_host(self) -> bool:
@@ -47,7 +49,7 @@ def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
     """
     faults = [f"{name} is missing" for name in fields.keys() - batch.keys()]
     faults += [f"{name} is unknown" for name in batch.keys() - fields.keys()]
-    sizes: dict[str | int, int] = {}
+    sizes: dict[str, int] = {}
     for name in fields.keys() & batch.keys():
         value, field = batch[name], fields[name]
         dtype = getattr(value.dtype, "name", str(value.dtype))
@@ -56,8 +58,8 @@ def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
         if len(value.shape) != len(field.dims):
             faults.append(f"{name} has shape {tuple(value.shape)}, not {field.dims}")
             continue
-        for dim, size in zip(field.dims, value.shape, strict=True):
-            known = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+        for dim, fixed, size in zip(field.dims, field.shape, value.shape, strict=True):
+            known = sizes.setdefault(dim, size) if isinstance(dim, str) else fixed
             if size is not None and known is not None and size != known:
                 faults.append(f"{name} has {size} {dim}, not {known}")
     if faults:

@@ -11,9 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, mel_bands, sample_rate_hz
 
-FRAME_S = HOP_SAMPLES / SAMPLE_RATE_HZ
 # Silence, log(1e-5), has the darkest colour, and loud speech the lightest.
 MEL_LIMITS = (-11.5, 1.0)
 
@@ -25,23 +24,23 @@ def mel_and_alignment(
     figure, axes = _figure(3, 8)
     _draw_rows(axes[0], recorded, "recorded")
     _draw_rows(axes[1], synthesized, "synthesized")
-    axes[2].step(np.arange(len(path)) * FRAME_S, path, where="post")
+    axes[2].step(np.arange(len(path)) * _frame_s(), path, where="post")
     axes[2].set(xlabel="s", ylabel="token", title="alignment of the recording")
     for axis in axes:
-        axis.set(xlim=(0, max(len(recorded), len(synthesized)) * FRAME_S))
+        axis.set(xlim=(0, max(len(recorded), len(synthesized)) * _frame_s()))
     return _render(figure, title)
 
 
 def mels(log_mels: dict[str, np.ndarray], title: str) -> np.ndarray:
     """Draw log-mels below each other, by name."""
-    return _below_each_other(log_mels, title, MEL_BANDS, "mel band", MEL_LIMITS)
+    return _below_each_other(log_mels, title, mel_bands(), "mel band", MEL_LIMITS)
 
 
 def spectra(levels_db: dict[str, np.ndarray], title: str) -> np.ndarray:
     """Draw spectrograms below each other on a scale of 80 dB: name -> float [frames, bins]."""
     loudest = max(levels.max() for levels in levels_db.values())
     limits = (loudest - 80.0, loudest)
-    return _below_each_other(levels_db, title, SAMPLE_RATE_HZ / 2000, "kHz", limits)
+    return _below_each_other(levels_db, title, sample_rate_hz() / 2000, "kHz", limits)
 
 
 def _below_each_other(
@@ -60,7 +59,7 @@ def mel_and_posteriors(
     """Draw a log-mel above the probabilities of symbols, float [steps], by their names."""
     figure, axes = _figure(2, 7)
     _draw_rows(axes[0], mel, "mel")
-    extent = (0, len(mel) * FRAME_S, len(posteriors) - 0.5, -0.5)
+    extent = (0, len(mel) * _frame_s(), len(posteriors) - 0.5, -0.5)
     rows = np.array(list(posteriors.values()))
     axes[1].imshow(rows, aspect="auto", extent=extent, vmin=0.0, vmax=1.0)
     axes[1].set(xlabel="s", title="probability of each symbol")
@@ -72,7 +71,7 @@ def f0_curves(f0_hz: dict[str, np.ndarray], title: str) -> np.ndarray:
     """Draw F0 of several sounds over time, with gaps where it is NaN: name -> float [frames]."""
     figure, (axis,) = _figure(1, 3)
     for name, values in f0_hz.items():
-        times_s = (np.arange(len(values)) + 0.5) * FRAME_S
+        times_s = (np.arange(len(values)) + 0.5) * _frame_s()
         axis.plot(times_s, values, label=name, marker=".", markersize=3)
     axis.set(xlabel="s", ylabel="F0, Hz")
     axis.legend()
@@ -95,15 +94,19 @@ def _draw_rows(
     axis: Axes,
     image: np.ndarray,
     name: str,
-    height: float = MEL_BANDS,
+    height: float | None = None,
     unit: str = "mel band",
     limits: tuple[float, float] = MEL_LIMITS,
 ) -> None:
-    """Draw an image over time, float [frames, rows], whose rows are 0 to `height` of a unit."""
-    extent = (0, len(image) * FRAME_S, 0, height)
+    """Draw an image over time, float [frames, rows]; rows are 0 to `height`, or bands of a mel."""
+    extent = (0, len(image) * _frame_s(), 0, height or mel_bands())
     low, high = limits
     axis.imshow(image.T, origin="lower", aspect="auto", extent=extent, vmin=low, vmax=high)
     axis.set(ylabel=unit, title=name)
+
+
+def _frame_s() -> float:
+    return HOP_SAMPLES / sample_rate_hz()
 
 
 def _render(figure: Figure, title: str) -> np.ndarray:

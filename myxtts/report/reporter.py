@@ -16,7 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tqdm import tqdm
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.clock import FIRST_STEP, Interval, format_duration
 from myxtts.base.files import tolerate_full_disk
 from myxtts.report.metrics import MetricsFile, validation_scores
@@ -157,7 +157,7 @@ class TensorBoard:
     def sound(self, step: int, name: str, wave: np.ndarray) -> None:
         """Write a sound, float32 [samples] in [-1, 1]."""
         with self._events(step):
-            tf.summary.audio(name, wave[None, :, None], SAMPLE_RATE_HZ)
+            tf.summary.audio(name, wave[None, :, None], sample_rate_hz())
 
     @contextmanager
     def _events(self, step: int) -> Iterator[None]:

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import OutOfMemory, TrainingError, lacking_memory
 from myxtts.batches.corpora import Corpus, batch_exceeds_corpus_warning
 from myxtts.batches.plan import Plan, planned_steps
@@ -85,7 +85,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
             scaling = f" (scaled for {replicas} replicas)"
     return {
         "corpus": _describe_corpora(setup),
-        "buckets": " ".join(f"{bound / SAMPLE_RATE_HZ:.2f}" for bound in plan.bounds) + " s",
+        "buckets": " ".join(f"{bound / sample_rate_hz():.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
         "model": (
             f"{task_of(config).describe(config)}, {parameter_count(state.model):,} parameters,"
@@ -115,7 +115,7 @@ def _describe_corpora(setup: TrainingSetup) -> str:
     parts = [f"{len(samples)} utterances"]
     if corpora.held_out:
         parts.append(f"{len(corpora.held_out.manifest)} held out")
-    parts.append(f"{float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / 60:.1f} min")
+    parts.append(f"{float(samples.sum(dtype=np.int64)) / sample_rate_hz() / 60:.1f} min")
     count = len(vocabulary.speakers)
     parts.append("1 speaker" if count == 1 else f"{count} speakers")
     if vocabulary.symbols.symbols:
@@ -129,7 +129,7 @@ def _describe_step(setup: TrainingSetup) -> str:
     plan, replicas = setup.corpora.training.plan, setup.replicas.count
     samples = setup.corpora.training.manifest.samples
     utterances = len(samples) / plan.steps_per_epoch
-    audio_s = float(samples.sum(dtype=np.int64)) / SAMPLE_RATE_HZ / plan.steps_per_epoch
+    audio_s = float(samples.sum(dtype=np.int64)) / sample_rate_hz() / plan.steps_per_epoch
     share, rows, of_each = "", plan.describe_rows(), ""
     if not plan.shares and replicas > 1:
         share, rows = f"{replicas} replicas x ", rows.partition(" + ")[0]
@@ -150,7 +150,7 @@ def _describe_step(setup: TrainingSetup) -> str:
 def segment_exceeds_utterances_warning(config: Config, corpus: Corpus) -> str:
     """Return a warning if most utterances are shorter than the segments of the task, else ""."""
     segment_s = task_of(config).segment_s(config)
-    median_s = float(np.median(corpus.manifest.samples)) / SAMPLE_RATE_HZ
+    median_s = float(np.median(corpus.manifest.samples)) / sample_rate_hz()
     if segment_s is None or segment_s <= median_s:
         return ""
     return (
@@ -174,7 +174,7 @@ def describe_run(setup: TrainingSetup) -> dict[str, Any]:
     placement_line, *devices = (" ".join(line.split()) for line in describe(setup.run.placement))
     buckets = []
     for bound, rows, utterances, padding in plan.buckets:
-        seconds = bound / SAMPLE_RATE_HZ
+        seconds = bound / sample_rate_hz()
         buckets.append(dict(seconds=seconds, rows=rows, utterances=utterances, padding=padding))
     return {
         "task": f"{config.model.task} {config.model.model_size}",
@@ -266,7 +266,7 @@ def describe_batch(plan: Plan, step: int, bucket: int) -> str:
     rows, samples, tokens = plan.shape(bucket)
     return (
         f" at step {step}, with a batch of {rows} utterances of up to"
-        f" {samples / SAMPLE_RATE_HZ:.1f} s and {tokens} tokens (bucket {bucket + 1} of"
+        f" {samples / sample_rate_hz():.1f} s and {tokens} tokens (bucket {bucket + 1} of"
         f" {len(plan.bounds)})"
     )
 

@@ -11,7 +11,7 @@ from itertools import chain
 from math import ceil
 from typing import NamedTuple
 
-from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count, sample_rate_hz
 from myxtts.base.errors import ConfigError
 from myxtts.base.machine import available_memory_mib
 from myxtts.batches.contract import batch_bytes
@@ -24,8 +24,8 @@ from myxtts.devicefeed.routes import Route
 from myxtts.tasks.base import KEPT_ARRAYS, computes_as_evaluated
 from myxtts.tasks.registry import task_of
 
-# Bytes to make the features of a second of audio: frames and spectra of log-mel in float64, and F0.
-# Measured: 218 MiB for 32 utterances and references of 3 s each.
+# Bytes to make the features of a second at SAMPLE_RATE_HZ: frames and spectra of log-mel in
+# float64, and F0. Measured: 218 MiB for 32 utterances and references of 3 s each.
 PRODUCE_BYTES = 1_200_000
 
 # An evaluation computes features of so many utterances at a time (`evaluation.speech`). For each
@@ -119,7 +119,7 @@ def forecast_memory(
         "to write a checkpoint": 4 * parameters * (3 + bool(config.training.ema_decay)),
     }
     parts_mib = {name: size / 2**20 for name, size in parts.items() if size}
-    seconds = largest["samples"] / SAMPLE_RATE_HZ
+    seconds = largest["samples"] / sample_rate_hz()
     return MemoryForecast(parts_mib, largest["batch"], seconds, evaluating / 2**20)
 
 

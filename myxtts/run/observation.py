@@ -22,7 +22,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.audio.format import audio_format, sample_rate_hz
 from myxtts.audio.vocoder import LoadVocoder
 from myxtts.base.clock import format_duration
 from myxtts.base.errors import TrainingError, lacking_memory
@@ -274,7 +274,7 @@ def vocoder_loader(setup: TrainingSetup, device: str, folder: RunFolder) -> Load
     """Return a function that loads the vocoder of a run's settings, once for all calls."""
     return cache(
         lambda: loading.load_vocoder(
-            select_vocoder(folder.path, setup.config, AUDIO_FORMAT), device
+            select_vocoder(folder.path, setup.config, audio_format(sample_rate_hz())), device
         )
     )
 

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from myxtts.audio.format import AUDIO_FORMAT, frame_count
+from myxtts.audio.format import audio_format, frame_count, sample_rate_hz
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.batches.corpora import Corpus, load_corpora
 from myxtts.batches.pipeline import Pipeline, held_out_pipeline
@@ -396,7 +396,7 @@ def run_record(config: Config, corpus: Corpus, vocabulary: Vocabulary, **more: A
         symbols=vocabulary.symbols.symbols,
         languages=vocabulary.languages,
         speakers=vocabulary.speakers,
-        audio_format=AUDIO_FORMAT,
+        audio_format=audio_format(sample_rate_hz()),
         corpus=corpus.manifest.fingerprint,
         texts=corpus.teacher_rows.fingerprint if corpus.teacher_rows else None,
         selected_by=selection_of(config),

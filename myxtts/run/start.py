@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from myxtts.audio.format import AUDIO_FORMAT
+from myxtts.audio.format import audio_format, use_sample_rate
 from myxtts.base.published import local_run
 from myxtts.checkpoints import files as checkpoint_files
 from myxtts.checkpoints.files import Ancestor
@@ -98,7 +98,6 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
     No corpus is read, so that a mistake is reported at once. The pretrained run is not read if the
     run has a checkpoint.
     """
-    select_vocoder(folder.path, config, AUDIO_FORMAT)
     checkpoint_files.recover_interrupted_replace(folder.checkpoints)
     resumed = TrainedRun.newest(folder.path) if config.run.resume else None
     teacher = open_teacher(config, resumed)
@@ -115,6 +114,8 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
         config = keep_normaliser(config, resumed)
         check_same_settings(resumed.checkpoint, config)
     check_freeze(config)
+    use_sample_rate(config.data.sample_rate, str(folder.path))
+    select_vocoder(folder.path, config, audio_format(config.data.sample_rate))
     return Start(config, folder, resumed, pretrained, teacher)
 
 

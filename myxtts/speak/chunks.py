@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.named import ADVICE
@@ -87,7 +87,7 @@ def encode_text(
 
 def fade_ends(wave: np.ndarray) -> np.ndarray:
     """Fade the first and the last 5 ms of a wave in and out with a raised cosine."""
-    samples = min(round(FADE_S * SAMPLE_RATE_HZ), len(wave) // 2)
+    samples = min(round(FADE_S * sample_rate_hz()), len(wave) // 2)
     if not samples:
         return np.zeros_like(wave)
     rise = (0.5 - 0.5 * np.cos(np.pi * np.arange(samples) / samples)).astype(wave.dtype)
@@ -101,7 +101,7 @@ def pause_between(
 ) -> np.ndarray:
     """Return the zeros between two waves: the boundary's pause minus their own silence."""
     silent = _leading_silence(wave[::-1]) + _leading_silence(following)
-    pause = round(PAUSES_S[boundary] * SAMPLE_RATE_HZ / speed)
+    pause = round(PAUSES_S[boundary] * sample_rate_hz() / speed)
     return np.zeros(max(pause - silent, 0), wave.dtype)
 
 

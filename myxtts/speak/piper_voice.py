@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import soxr
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import CheckpointError, DataError
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.speak.chunks import load_onnx, pause_between, voice_inputs
@@ -23,7 +23,7 @@ class PiperVoice:
 
     A sentence is read as Piper reads it: the phonemes of espeak-ng in NFD, between ^ and $, with _
     behind each. Phonemes that the voice does not have are left out, as Piper does. Other rates than
-    22,050 Hz are resampled.
+    this process's are resampled.
     """
 
     takes_reference = False
@@ -88,8 +88,8 @@ class PiperVoice:
         noise, length, variety = self._scales
         inputs = voice_inputs(ids, len(self.speakers), (noise, length / speed, variety), row)
         wave = self._run(inputs).ravel()
-        if self._rate_hz != SAMPLE_RATE_HZ:
-            wave = soxr.resample(wave, self._rate_hz, SAMPLE_RATE_HZ)
+        if self._rate_hz != sample_rate_hz():
+            wave = soxr.resample(wave, self._rate_hz, sample_rate_hz())
         return wave
 
     def refresh(self) -> None:

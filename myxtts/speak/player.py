@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from myxtts.audio.format import use_sample_rate
 from myxtts.base.errors import CheckpointError, DataError, check_packages
 from myxtts.base.files import LFS_POINTER
 from myxtts.base.names import canonical_name
@@ -131,12 +132,14 @@ class ExportedSpeaker:
             self._scales = [*document["inference"].values()]
             self.language = document["language"]["code"]
             self.speakers: Sequence[str] = [*document["speaker_id_map"]]
+            rate_hz = document["audio"]["sample_rate"]
             ids = player_ids_of(self._symbols.symbols, self._id_map)
         except Exception as error:  # whatever another version has written
             raise CheckpointError(
                 f"{graph}.json has another form than this version writes: {error!r}. Export the"
                 " voice again with this version."
             ) from error
+        use_sample_rate(rate_hz, str(graph))
         found = "is damaged, or no file of ONNX"
         try:
             self._run = load_onnx(graph)

@@ -9,7 +9,7 @@ Shape legend: B rows, S samples, N length of the Fourier transform, K = N / 2 + 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.audio.spectral import counted, frequency_grid, scaled
 from myxtts.base.portable_ops import (
     float32_matmul,
@@ -117,7 +117,7 @@ def augment(waves, samples, seed, settings: AugmentationConfig):
         # The transform is longer than wave and response, so that no tail wraps around to the start.
         margin = MARGIN_SAMPLES
         if settings.reverb_probability:
-            margin = max(margin, round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ))
+            margin = max(margin, round(settings.reverb_max_rt60 * sample_rate_hz()))
         length, hz = frequency_grid(tf.shape(waves)[1], margin)
         channel = _channel(draws, hz, settings)
         if filters:
@@ -135,7 +135,7 @@ def _transmitted(wave, draws: Draws, length, channel, settings: AugmentationConf
     """Return waves [B, S] in their rooms and through their channels [B, K]."""
     spectrum = tf.signal.rfft(wave, [length])
     if settings.reverb_probability:
-        samples = round(settings.reverb_max_rt60 * SAMPLE_RATE_HZ)
+        samples = round(settings.reverb_max_rt60 * sample_rate_hz())
         response = impulse_response(
             draws.normal("reverb tail", samples),
             draws.uniform("rt60", (MIN_RT60_S, settings.reverb_max_rt60)),
@@ -200,7 +200,7 @@ def impulse_response(noise, rt60_s, direct_to_reverberant_db, chosen):
     Normal noise [B, R], the time in which the tail falls by 60 dB, the ratio of the energies of
     direct sound and tail, and whether there is a tail, [B, 1] -> [B, R], 1 at the first sample.
     """
-    time_s = (np.arange(noise.shape[1]) / SAMPLE_RATE_HZ).astype(np.float32)
+    time_s = (np.arange(noise.shape[1]) / sample_rate_hz()).astype(np.float32)
     tail = (noise * tf.exp(-3.0 * float(np.log(10.0)) * time_s / rt60_s))[:, 1:]
     level = tf.sqrt(10.0 ** (-direct_to_reverberant_db / 10.0) / _energy(tail))
     return tf.concat([tf.ones_like(tail[:, :1]), tail * tf.where(chosen, level, 0.0)], axis=1)

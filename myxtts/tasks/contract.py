@@ -2,12 +2,12 @@
 
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS
+from myxtts.audio.format import HOP_SAMPLES, mel_bands
 from myxtts.batches.contract import TEXT
 from myxtts.devicefeed.contract import Field
 
 ASR_FEATURES = TEXT | {
-    "mel": Field("float32", ("batch", "frames", MEL_BANDS)),  # log-mel, padded with log(1e-5)
+    "mel": Field("float32", ("batch", "frames", mel_bands)),  # log-mel, padded with log(1e-5)
     "frames": Field("int32", ("batch",)),  # without padding
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import MEL_BANDS, frame_count
+from myxtts.audio.format import frame_count, mel_bands
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel, warped_mel_filters
 from myxtts.audio.pitch import f0
@@ -65,7 +65,7 @@ def vtlp_warp(seed, rows, limit):
     factor = tf.exp(uniform([rows], fold_in(seed, "frequencies"), -limit, limit))
     spectrum = fold_in(seed, "spectrum")
     amplitudes = uniform([rows, VTLP_COSINES], spectrum, -2.0 * limit, 2.0 * limit)
-    phase = np.pi * np.arange(VTLP_COSINES)[:, None] * (np.arange(MEL_BANDS) + 0.5) / MEL_BANDS
+    phase = np.pi * np.arange(VTLP_COSINES)[:, None] * (np.arange(mel_bands()) + 0.5) / mel_bands()
     gain = tf.exp(float32_matmul(amplitudes, tf.constant(np.cos(phase), tf.float32)))
     return factor, warped_mel_filters(factor) * gain[:, None, :]
 

@@ -5,6 +5,7 @@ import logging
 import keras
 import tensorflow as tf
 
+from myxtts.audio.format import use_sample_rate
 from myxtts.audio.vocoder import (
     ITERATIONS,
     GriffinLim,
@@ -29,6 +30,7 @@ def load_network(
     """
     run.check_task(task)
     record = run.record
+    use_sample_rate(record.settings.data.sample_rate, str(run.path))
     with tf.device(device):
         network = task_named(task).build(record.settings, record.vocabulary, precision)
     variables = {v.path: v.value for v in network.variables}

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from myxtts.audio.audio_file import WHOLE, read_header, read_wave, resampled_length
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import HOP_SAMPLES, frame_count, sample_rate_hz
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.base.files import make_folder, write_csv
@@ -74,8 +74,7 @@ def align_corpus(
     `rejected.csv`. `language` is for rows without one, by default the run's; `reading` has other
     options of `read_corpus`. Raises UserError if the run, the corpus or the folder is unusable.
     """
-    trained = TrainedRun.open(run, checkpoint)
-    trained.check_task("tts")
+    trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     record = trained.record
     if language is None and len(record.languages) == 1:
         language = record.languages[0]
@@ -97,7 +96,7 @@ def align_corpus(
     for path, file in zip(recordings, files, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         header = read_header(path)
-        duration_s = resampled_length(header.samples, header.rate_hz) / SAMPLE_RATE_HZ
+        duration_s = resampled_length(header.samples, header.rate_hz) / sample_rate_hz()
         write_times(file, sorted(sentences[path], key=lambda words: words[0].start_s), duration_s)
     report_fits(manifest, fits, out / "alignment.csv")
 
@@ -172,7 +171,7 @@ def fit_corpus(aligner: Aligner, manifest: Manifest) -> list[Fit]:
 def search_nearby(aligner: Aligner, manifest: Manifest, row: int, tokens: np.ndarray) -> Fit:
     """Return the alignment of a text with the stretch that it fits best, at most 3 s away."""
     start, samples, path = manifest.starts[row], int(manifest.samples[row]), manifest.paths[row]
-    margin, step = round(MOST_SHIFT_S * SAMPLE_RATE_HZ), round(SHIFT_STEP_S * SAMPLE_RATE_HZ)
+    margin, step = round(MOST_SHIFT_S * sample_rate_hz()), round(SHIFT_STEP_S * sample_rate_hz())
     header = read_header(path)
     length = resampled_length(header.samples, header.rate_hz)
     first, end = max(int(start) - margin, 0), min(int(start) + samples + margin, int(length))
@@ -181,7 +180,7 @@ def search_nearby(aligner: Aligner, manifest: Manifest, row: int, tokens: np.nda
     waves = [wave[of : of + samples] for of in places]
     fits = aligner(waves, [tokens] * len(waves), np.repeat(manifest.language[row], len(waves)))
     best = int(np.argmax([fit.evidence for fit in fits]))
-    return fits[best]._replace(shift_s=float(first + places[best] - start) / SAMPLE_RATE_HZ)
+    return fits[best]._replace(shift_s=float(first + places[best] - start) / sample_rate_hz())
 
 
 # The path has a token for each frame. The first frame of each token is the time at which it begins.
@@ -192,8 +191,8 @@ def timed_words(manifest: Manifest, row: int, fit: Fit, record: Record) -> list[
     language = record.languages[manifest.language[row]]
     words = words_of_text(manifest.texts[row], language, record.frontend, symbols)
     frames = np.searchsorted(fit.path, np.arange(1, len(tokens)))
-    start_s = max(manifest.starts[row], 0) / SAMPLE_RATE_HZ + fit.shift_s
-    return time_words(words, start_s + HOP_SAMPLES * frames / SAMPLE_RATE_HZ)
+    start_s = max(manifest.starts[row], 0) / sample_rate_hz() + fit.shift_s
+    return time_words(words, start_s + HOP_SAMPLES * frames / sample_rate_hz())
 
 
 def report_fits(manifest: Manifest, fits: Sequence[Fit], listing: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, mel_bands, sample_rate_hz
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import OnnxVocoder, VocoderProtocol
@@ -36,11 +36,6 @@ from myxtts.tasks.tts.task import synthesis_options
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 
 FORMAT = 3
-VOCODER_SIGNATURE = (
-    tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "mel"),
-    tf.TensorSpec([None], tf.int32, "frames"),
-    tf.TensorSpec([2], tf.int32, "seed"),
-)
 WAVE_SIGNATURE = (tf.TensorSpec([None], tf.float32, "wave"),)
 
 log = logging.getLogger(__name__)
@@ -77,7 +72,7 @@ def export_run(
     `Synthesizer`.
     """
     check_new_folder(out)
-    trained = TrainedRun.open(run, checkpoint)
+    trained = TrainedRun.open_for_use(run, checkpoint)
     choice = None
     if trained.task != "vocoder":
         trained.check_task("tts")
@@ -187,7 +182,13 @@ def synthesis_module(
 def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
     """Return a vocoder's module: `synthesize` (mels to waves), `log_mel` (wave to mel)."""
 
-    @tf.function(input_signature=VOCODER_SIGNATURE, autograph=False)
+    signature = (
+        tf.TensorSpec([None, None, mel_bands()], tf.float32, "mel"),
+        tf.TensorSpec([None], tf.int32, "frames"),
+        tf.TensorSpec([2], tf.int32, "seed"),
+    )
+
+    @tf.function(input_signature=signature, autograph=False)
     def synthesize(mel, frames, seed):
         return padded_waves(vocoder, mel, frames, seed)
 
@@ -230,7 +231,7 @@ def voice_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
     options = synthesis_options(record.settings.model)
     symbols = vocabulary.symbols.symbols
     return vocoder_metadata(record, vocoder) | {
-        "reference_samples": int(data.reference_seconds * SAMPLE_RATE_HZ),
+        "reference_samples": int(data.reference_seconds * sample_rate_hz()),
         "trim": data.trim,
         "text_frontend": data.text_frontend,
         "text_normaliser": data.text_normaliser,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, sample_rate_hz
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions
 from myxtts.speak.chunks import FADE_S, FRONTEND, SCALES
 from myxtts.tasks.tts.network import TEMPERATURE, XTTS, SpeakerCondition
@@ -23,7 +23,6 @@ from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 NOISE_SCALE, LENGTH_SCALE, NOISE_W = SCALES
 SPECIAL = {"_": PADDING_ID, "^": BEGIN_ID, "$": END_ID}
 _, MIN_SPEED, MAX_SPEED = BOUNDS["speed"]
-FADE_SAMPLES = round(FADE_S * SAMPLE_RATE_HZ)
 
 
 class PlayerIds(NamedTuple):
@@ -145,8 +144,9 @@ def faded(wave):
     """Fade the ends of a wave, float32 [1, S], as `Synthesizer` does: [1, 1, S]."""
     count = tf.shape(wave)[1]
     edge = tf.minimum(tf.range(count), count - 1 - tf.range(count))
-    edge = tf.cast(tf.minimum(edge, FADE_SAMPLES), tf.float32)
-    return (wave * (0.5 - 0.5 * tf.cos(np.pi / FADE_SAMPLES * edge)))[:, None]
+    fade = round(FADE_S * sample_rate_hz())
+    edge = tf.cast(tf.minimum(edge, fade), tf.float32)
+    return (wave * (0.5 - 0.5 * tf.cos(np.pi / fade * edge)))[:, None]
 
 
 def voice_document(
@@ -168,7 +168,7 @@ def voice_document(
         others |= {point: number for point, number in spellings.items() if number}
         ids = {point: number for point, number in others.items() if len(point) == 1} | ids
     return {
-        "audio": {"sample_rate": SAMPLE_RATE_HZ, "quality": "medium"},
+        "audio": {"sample_rate": sample_rate_hz(), "quality": "medium"},
         "espeak": {"voice": espeak_voice},
         "language": {"code": language},
         "inference": {"noise_scale": NOISE_SCALE, "length_scale": LENGTH_SCALE, "noise_w": NOISE_W},
@@ -194,7 +194,7 @@ def sherpa_metadata(language: str, espeak_voice: str, speakers: int) -> dict[str
         "version": "1",
         "has_espeak": "1",
         "n_speakers": str(speakers),
-        "sample_rate": str(SAMPLE_RATE_HZ),
+        "sample_rate": str(sample_rate_hz()),
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.audio_file import read_pcm
-from myxtts.audio.format import MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.format import mel_bands, sample_rate_hz
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import NetworkVocoder, OnnxVocoder
@@ -166,10 +166,10 @@ def vocoder_graph(run: TrainedRun, device: str) -> Graph:
     def wave_of(mel):
         return synthesize(tf.transpose(mel, [0, 2, 1]), tf.constant([0, 0]))
 
-    signature = [tf.TensorSpec([1, MEL_BANDS, None], tf.float32, "mel")]
+    signature = [tf.TensorSpec([1, mel_bands(), None], tf.float32, "mel")]
     traced = tf.function(wave_of, input_signature=signature, autograph=False)
-    metadata = {"model_type": "vocoder", "comment": "myxtts", "sample_rate": str(SAMPLE_RATE_HZ)}
-    mel = np.random.default_rng(0).normal(-5.0, 2.0, [1, MEL_BANDS, 300])
+    metadata = {"model_type": "vocoder", "comment": "myxtts", "sample_rate": str(sample_rate_hz())}
+    mel = np.random.default_rng(0).normal(-5.0, 2.0, [1, mel_bands(), 300])
     example = {"mel": mel.astype(np.float32)}
     return Graph(traced.get_concrete_function(), "wave", metadata, vocoder.variables, example)
 
@@ -211,7 +211,7 @@ def speaker_mels(
                 pcm = read_pcm(manifest.paths[longest], place[0], start=place[1])
             except DataError as error:
                 raise DataError(f"{error}. {advice}") from error
-            wave = pcm[None, : int(data.reference_seconds * SAMPLE_RATE_HZ)] / np.float32(32768.0)
+            wave = pcm[None, : int(data.reference_seconds * sample_rate_hz())] / np.float32(32768.0)
             mels[name] = log_mel(with_loudness(tf.constant(wave), data.loudness))[0].numpy()
     return mels
 
@@ -316,7 +316,7 @@ def write_models(
         if document is not None:
             write_json(path.with_name(f"{path.name}.json"), document)
         wave, seconds = measured(load(path), graph.example)
-        factor = seconds / (wave.size / SAMPLE_RATE_HZ)
+        factor = seconds / (wave.size / sample_rate_hz())
         figures = f"{len(model) / 1e6:.1f} | {factor:.3f} | {difference(wave, expected.numpy())}"
         rows.append(f"| {path.name} | {figures} |")
     return "\n".join(rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import soxr
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import make_folder, write_whole
 from myxtts.config import parser as flags
@@ -83,8 +83,8 @@ def report(inspection: Inspection, corpus: str, folder: Path) -> None:
             if room > 0:
                 wave, rate_hz = read_clip(clip.path, clip.start, clip.samples)
                 # MP3 has no rates above 48 kHz.
-                wave = soxr.resample(wave[: SHOWN_S * rate_hz], rate_hz, SAMPLE_RATE_HZ)
-                shown[-1]["src"] = sound_url(wave, SAMPLE_RATE_HZ)
+                wave = soxr.resample(wave[: SHOWN_S * rate_hz], rate_hz, sample_rate_hz())
+                shown[-1]["src"] = sound_url(wave, sample_rate_hz())
                 room -= len(shown[-1]["src"])
         sections.append([fault, len(found), shown])
     page = {"name": f"Corpus {corpus}", "facts": inspection.facts(), "faults": sections}

@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from myxtts.audio.audio_file import MAX_CLIPPED, WHOLE, read_sound
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_csv
 from myxtts.config.schema import DataConfig
@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 class Clip(NamedTuple):
-    """A usable utterance: its row, the first sample at 22,050 Hz or WHOLE, and its measures.
+    """A usable utterance: its row, the first sample or WHOLE, and its measures.
 
     `symbols` counts its sounds.
     """
@@ -276,7 +276,7 @@ def _measured(
 def read_clip(path: str, start: int, samples: int) -> tuple[np.ndarray, int]:
     """Read a clip at its own rate, float32 [samples], as training hears it; and the rate."""
     mono, rate_hz, skipped = read_sound(path, samples, start=start)
-    first, end = (place * rate_hz // SAMPLE_RATE_HZ for place in (skipped, skipped + samples))
+    first, end = (place * rate_hz // sample_rate_hz() for place in (skipped, skipped + samples))
     if start == WHOLE:
         end = len(mono)
     return np.clip(mono[first:end], -1.0, 1.0), rate_hz

@@ -26,8 +26,7 @@ def inspect_with_run(
     Texts are read as by the run. Without a device, TensorFlow is configured for GPU 0 or else the
     CPU. Raises CheckpointError if the run is no voice, and as `inspect_corpus`.
     """
-    trained = TrainedRun.open(run, checkpoint)
-    trained.check_task("tts")
+    trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     inspection = inspect_corpus(data, trained.record.frontend)
     device = device or devices.configure_default().routes[0].model
     record = trained.record

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from myxtts.audio.audio_file import WHOLE
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_csv
 from myxtts.batches.corpora import corpus_folder, load_corpora
@@ -133,7 +133,7 @@ def _write_rows(
         if has_stretches:
             start = max(int(manifest.starts[row]), 0)
             end = start + int(manifest.samples[row])
-            fields += [str(start / SAMPLE_RATE_HZ), str(end / SAMPLE_RATE_HZ)]
+            fields += [str(start / sample_rate_hz()), str(end / sample_rate_hz())]
         lines.append(fields)
     write_csv(path, lines)
 
@@ -145,7 +145,7 @@ def _shard_table(
     lines = [["shard", "utterances", "minutes", "speakers", *vocabulary.languages]]
     for shard in range(count):
         rows = shard_of == shard
-        minutes = manifest.samples[rows].sum() / SAMPLE_RATE_HZ / 60
+        minutes = manifest.samples[rows].sum() / sample_rate_hz() / 60
         speakers = len(np.unique(manifest.speaker[rows]))
         per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
         cells = (shard, np.count_nonzero(rows), f"{minutes:.2f}", speakers, *per_language)

@@ -43,8 +43,7 @@ def publish_run(
     the vocoder, a text or the output is unusable.
     """
     check_new_folder(out)
-    trained = TrainedRun.open(run, checkpoint)
-    trained.check_task("tts")
+    trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     choice = trained.select_vocoder(vocoder)
     with complete_folder(out) as folder:
         folder.mkdir()

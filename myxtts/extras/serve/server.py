@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.config.synthesis import bounds_of
 from myxtts.devicefeed.errors import UserError
@@ -148,7 +149,7 @@ class Web:
         speaker = self._desk.speaker
         model = {"id": speaker.name, "object": "model", "created": 0, "owned_by": "myxtts"}
         model |= {"voices": [*speaker.speakers], "language": speaker.language}
-        model |= {"takes_reference": speaker.takes_reference}
+        model |= {"takes_reference": speaker.takes_reference, "sample_rate": sample_rate_hz()}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def speech(self, request: Request) -> Response:

@@ -7,26 +7,26 @@ import numpy as np
 import soxr
 
 from myxtts.audio.audio_file import BlockwiseFile, wav_header
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 
 
 class Form(NamedTuple):
     """A form of sound, as libsndfile names it; 24 kHz is what Opus and clients of OpenAI take.
 
-    A form that is not streamed has its length at the beginning.
+    Without a rate, it is the voice's. A form that is not streamed has its length at the beginning.
     """
 
     media_type: str
     container: str
     subtype: str
-    rate_hz: int
+    rate_hz: int | None = None
     is_streamed: bool = True
 
 
 FORMS = {
-    "mp3": Form("audio/mpeg", "MP3", "MPEG_LAYER_III", SAMPLE_RATE_HZ),
-    "wav": Form("audio/wav", "RAW", "PCM_16", SAMPLE_RATE_HZ),
-    "flac": Form("audio/flac", "FLAC", "PCM_16", SAMPLE_RATE_HZ, is_streamed=False),
+    "mp3": Form("audio/mpeg", "MP3", "MPEG_LAYER_III"),
+    "wav": Form("audio/wav", "RAW", "PCM_16"),
+    "flac": Form("audio/flac", "FLAC", "PCM_16", is_streamed=False),
     "opus": Form("audio/ogg", "OGG", "OPUS", 24_000),
     "pcm": Form("audio/pcm", "RAW", "PCM_16", 24_000),
 }
@@ -65,17 +65,18 @@ class Encoder:
 
     def __init__(self, name: str):
         self._form = form = FORMS[name]
+        self._rate_hz = form.rate_hz or sample_rate_hz()
         self._sink = _Sink()
         if name == "wav":
             self._sink.write(wav_header())
         kind = {"format": form.container, "subtype": form.subtype, "channels": 1}
         if name == "mp3":  # the other modes write the number of frames at the beginning
             kind |= {"bitrate_mode": "CONSTANT", "compression_level": 0.7}
-        self._file = BlockwiseFile(self._sink, "w", form.rate_hz, **kind)
+        self._file = BlockwiseFile(self._sink, "w", self._rate_hz, **kind)
 
     def encode(self, wave: np.ndarray) -> bytes:
-        """Return the bytes that a wave, float32 [samples] at 22,050 Hz, adds; there may be none."""
-        self._file.write(soxr.resample(wave, SAMPLE_RATE_HZ, self._form.rate_hz))
+        """Return the bytes that a wave, float32 [samples], adds; there may be none."""
+        self._file.write(soxr.resample(wave, sample_rate_hz(), self._rate_hz))
         if not self._form.is_streamed:
             return b""
         return self._sink.take()

@@ -25,7 +25,7 @@ from wyoming.info import (
 from wyoming.tts import Synthesize
 
 from myxtts.audio.audio_file import RATE_LIMITS_HZ, to_pcm
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.extras.serve.desk import (
     MAX_BODY_BYTES,
@@ -36,7 +36,9 @@ from myxtts.extras.serve.desk import (
     message_of,
 )
 
-FORMAT = {"rate": SAMPLE_RATE_HZ, "width": 2, "channels": 1}
+
+def _pcm_format() -> dict[str, int]:
+    return {"rate": sample_rate_hz(), "width": 2, "channels": 1}
 
 
 async def start_wyoming(desk: Desk, host: str, port: int) -> asyncio.Server:
@@ -63,7 +65,7 @@ class _Connection:
         self.readline = reader.readline
         self._recorded, self._size = bytearray(), 0
         # None from an error to the end of the recording.
-        self._format: AudioFormat | None = AudioFormat(**FORMAT)
+        self._format: AudioFormat | None = AudioFormat(**_pcm_format())
 
     async def run(self) -> None:
         """Handle events until the client leaves, which also ends what is done or waits for it."""
@@ -129,14 +131,14 @@ class _Connection:
         with self._desk.place():
             waves = self._desk.speak(request.text, speaker=name or "")
             first = await anext(waves)
-            await self._send(AudioStart(**FORMAT))
+            await self._send(AudioStart(**_pcm_format()))
             await self._send(_chunk(first))
             async for samples in waves:
                 await self._send(_chunk(samples))
             await self._send(AudioStop())
 
     async def _transcribe(self) -> None:
-        sound, self._format = self._format, AudioFormat(**FORMAT)
+        sound, self._format = self._format, AudioFormat(**_pcm_format())
         content, self._recorded = self._recorded, bytearray()
         if sound is None:  # the client knows why
             return
@@ -162,4 +164,4 @@ class _Connection:
 
 
 def _chunk(samples: np.ndarray) -> AudioChunk:
-    return AudioChunk(**FORMAT, audio=to_pcm(samples).tobytes())
+    return AudioChunk(**_pcm_format(), audio=to_pcm(samples).tobytes())

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count, sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.base.members import INDEX, Member, base_of, is_url
 from myxtts.config.schema import DataConfig, flag_of
@@ -38,7 +38,7 @@ NO_SYMBOLS = ("", "<begin>", "<end>")
 
 def reading_of(data: DataConfig, frontend: TextFrontend, needs_text: bool) -> dict[str, Any]:
     """Return the settings that decide what an index holds."""
-    reading: dict[str, Any] = {"trim": data.trim}
+    reading: dict[str, Any] = {"trim": data.trim, "sample_rate": data.sample_rate}
     if needs_text:
         reading["text_frontend"] = frontend.kind
         if frontend.kind == "phonemes":
@@ -190,7 +190,7 @@ class PackedRows(Sequence[Row]):
 
     def _check_reading(self, reading: dict[str, Any]) -> None:
         for name, value in reading.items():
-            packed = self.reading.get(name, "no texts")
+            packed = ({"sample_rate": SAMPLE_RATE_HZ} | self.reading).get(name, "no texts")
             if packed != value:
                 raise DataError(
                     f"{flag_of(name)} {value} was requested, but the corpus {self.base} was"
@@ -212,7 +212,7 @@ class PackedRows(Sequence[Row]):
         if vocabulary:
             is_known = np.isin(symbols, (*NO_SYMBOLS, *vocabulary.symbols.symbols))
             speaks = np.isin(languages, vocabulary.languages)
-        low, high = (seconds * SAMPLE_RATE_HZ for seconds in (data.min_seconds, data.max_seconds))
+        low, high = (seconds * sample_rate_hz() for seconds in (data.min_seconds, data.max_seconds))
         is_used = np.zeros(len(symbols), bool)
         packed = self._rows[self._column("samples")[self._rows] > 0]
         usable, rejected = [packed[:0]], list[RejectedRow]()

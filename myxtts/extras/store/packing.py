@@ -31,7 +31,7 @@ import soundfile
 from tqdm import tqdm
 
 from myxtts.audio.audio_file import WHOLE, open_audio, open_sound, read_pcm
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import DataError
 from myxtts.base.files import make_folder
 from myxtts.base.members import is_url, member_of, store_of
@@ -98,7 +98,7 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
     reading["espeakng_loader"] = espeak.installed_version()
     table = index_of(records(rows.rows, manifest, vocabulary, places))
     write_index(store, f"index{name}.arrow", table, reading)
-    hours = manifest.samples.sum(dtype=np.int64) / SAMPLE_RATE_HZ / 3600
+    hours = manifest.samples.sum(dtype=np.int64) / sample_rate_hz() / 3600
     line = "packed         %d utterances, %.2f h, in %s; %d rows cannot be used"
     log.info(line, len(manifest), hours, out, len(rejected))
 
@@ -179,7 +179,7 @@ def _packed_file(manifest: Manifest, row: int) -> bytes:
     """Return the file that is packed of an utterance; raise DataError if it cannot be read."""
     path, start = manifest.paths[row], int(manifest.starts[row])
     if start != WHOLE:
-        return _flac(read_pcm(path, int(manifest.samples[row]), start=start), SAMPLE_RATE_HZ)
+        return _flac(read_pcm(path, int(manifest.samples[row]), start=start), sample_rate_hz())
     try:
         with open_audio(path) as file, open_sound(file) as sound:
             if sound.subtype == "PCM_16" and sound.format != "FLAC":

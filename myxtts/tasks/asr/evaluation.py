@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.audio.vocoder import LoadVocoder
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.corpus.sound import read_row
@@ -69,7 +69,7 @@ def noise(samples: int, index: int) -> np.ndarray:
     """
     random = np.random.default_rng([SEED, index])
     kind = KINDS[index % len(KINDS)]
-    time_s = np.arange(samples) / SAMPLE_RATE_HZ
+    time_s = np.arange(samples) / sample_rate_hz()
     if kind == "hum":
         order = np.arange(1, 30)[:, None]
         phases = random.uniform(0.0, 2.0 * np.pi, order.shape)
@@ -77,7 +77,7 @@ def noise(samples: int, index: int) -> np.ndarray:
         return np.sum(np.sin(2.0 * np.pi * turns + phases) / order, axis=0)
     spectrum = np.fft.rfft(random.standard_normal(samples))
     # At least 20 Hz, since pink noise divides by the frequency, which is 0 in the first bin.
-    hz = np.maximum(np.fft.rfftfreq(samples, 1.0 / SAMPLE_RATE_HZ), 20.0)
+    hz = np.maximum(np.fft.rfftfreq(samples, 1.0 / sample_rate_hz()), 20.0)
     if kind == "blue":
         return np.fft.irfft(spectrum * np.sqrt(hz), samples)
     if kind == "speech-shaped":
@@ -95,11 +95,11 @@ def room_response(rt60_s: float, index: int) -> np.ndarray:
     tail have equal energies.
     """
     random = np.random.default_rng([SEED + 1, index])
-    samples = round(max(rt60_s, 2.0 * EARLY_S[1]) * SAMPLE_RATE_HZ)
-    time_s = np.arange(samples) / SAMPLE_RATE_HZ
+    samples = round(max(rt60_s, 2.0 * EARLY_S[1]) * sample_rate_hz())
+    time_s = np.arange(samples) / sample_rate_hz()
     tail = np.convolve(random.standard_normal(samples), [0.25, 0.5, 0.25], "same")
     tail *= time_s >= EARLY_S[1]
-    at = (random.uniform(EARLY_S[0], EARLY_S[1], REFLECTIONS) * SAMPLE_RATE_HZ).astype(int)
+    at = (random.uniform(EARLY_S[0], EARLY_S[1], REFLECTIONS) * sample_rate_hz()).astype(int)
     tail[at] += random.choice([-3.0, 3.0], REFLECTIONS)
     tail *= 10.0 ** (-3.0 * time_s / rt60_s)
     tail /= np.sqrt(np.sum(np.square(tail)))
@@ -180,7 +180,7 @@ def measure_error_rates(
     started_s = time.perf_counter()
     hypotheses = list(transcriber.transcribe((read_row(manifest, row) for row in rows), throttle))
     elapsed_s = time.perf_counter() - started_s
-    audio_s = float(manifest.samples[rows].sum()) / SAMPLE_RATE_HZ
+    audio_s = float(manifest.samples[rows].sum()) / sample_rate_hz()
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         names = corpus.names_of(row)

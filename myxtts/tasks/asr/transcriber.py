@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.audio_file import RECORDING, read_recording, speech_span
-from myxtts.audio.format import HOP_SAMPLES, PAD_SAMPLES, SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.format import HOP_SAMPLES, PAD_SAMPLES, frame_count, frames_in, sample_rate_hz
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.base.errors import DataError
@@ -58,7 +58,7 @@ class NetworkTranscriber:
         self.vocabulary = record.vocabulary
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
         self._frontend = record.frontend
-        self._frame_s = network.subsampling * HOP_SAMPLES / SAMPLE_RATE_HZ
+        self._frame_s = network.subsampling * HOP_SAMPLES / sample_rate_hz()
         loudness, self._trim = record.settings.data.loudness, record.settings.data.trim
 
         def recognise(wave, samples):
@@ -73,12 +73,12 @@ class NetworkTranscriber:
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
         # Traces now, so that the first wave does not wait for it.
-        self._transcribe_chunks([np.zeros(SAMPLE_RATE_HZ, np.float32)], no_throttle)
+        self._transcribe_chunks([np.zeros(sample_rate_hz(), np.float32)], no_throttle)
 
     def transcribe(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[str]:
-        """Yield the text of each wave, float32 [samples] in [-1, 1] at 22,050 Hz, in the notation
+        """Yield the text of each wave, float32 [samples] in [-1, 1], in the notation
         of the run (see `normalise_reference`).
 
         About ten minutes of speech are in memory at a time. A wave is trimmed as in training; a
@@ -98,7 +98,7 @@ class NetworkTranscriber:
         A symbol lasts until the frame that emits the next one. A beam search has no such frames,
         and so no times.
         """
-        for group in group_waves(waves, round(GROUP_S * SAMPLE_RATE_HZ)):
+        for group in group_waves(waves, round(GROUP_S * sample_rate_hz())):
             spans = [(0, len(wave)) for wave in group]
             if self._trim is not None:
                 spans = [speech_span(wave, self._trim) for wave in group]
@@ -109,13 +109,13 @@ class NetworkTranscriber:
             # Times count from the start of the file, so they begin behind the silence that was cut
             # off.
             for chunks_of_wave, (first, _) in zip(chunks_by_wave, spans, strict=True):
-                texts, sentences, start_s = [], [], first / SAMPLE_RATE_HZ
+                texts, sentences, start_s = [], [], first / sample_rate_hz()
                 for chunk in chunks_of_wave:
                     text, symbols, edges_s = next(transcripts)
                     texts.append(text.strip())
                     words = time_words(words_of_symbols(symbols), start_s + edges_s)
                     sentences += [words] if words else []
-                    start_s += len(chunk) / SAMPLE_RATE_HZ
+                    start_s += len(chunk) / sample_rate_hz()
                 yield " ".join(filter(None, texts)), sentences
 
     def normalise_reference(self, text: str, language: str) -> str:
@@ -185,7 +185,7 @@ class Transcriber(NetworkTranscriber):
     def __init__(
         self, run: Path, device: str = "/CPU:0", checkpoint: str | None = None, beam_width: int = 0
     ):
-        trained = TrainedRun.open(run, checkpoint)
+        trained = TrainedRun.open_for_use(run, checkpoint)
         self.checkpoint = trained.checkpoint.path
         network = loading.load_network(trained, device, "asr")
         super().__init__(run, trained.record, network, device, beam_width)
@@ -213,7 +213,7 @@ def write_transcripts(
     def waves() -> Iterator[np.ndarray]:
         for file in files:
             wave = read_recording(file, RECORDING)
-            lengths_s.append(len(wave) / SAMPLE_RATE_HZ)
+            lengths_s.append(len(wave) / sample_rate_hz())
             yield wave
 
     transcripts: list[dict[str, Any]] = []
@@ -240,7 +240,7 @@ def split_wave(wave: np.ndarray) -> list[np.ndarray]:
 
     A wave of up to 20 s is one chunk; the chunks of a longer one have at least 6.6 s.
     """
-    if len(wave) <= MAX_CHUNK_S * SAMPLE_RATE_HZ:
+    if len(wave) <= MAX_CHUNK_S * sample_rate_hz():
         return [wave]
     third = len(wave) // 3
     point = third + quietest_point(wave[third : 2 * third])
@@ -250,7 +250,7 @@ def split_wave(wave: np.ndarray) -> list[np.ndarray]:
 def quietest_point(wave: np.ndarray) -> int:
     """Return the middle sample of the 0.2 s with the least power."""
     frames = wave[: len(wave) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
-    pause = round(PAUSE_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
+    pause = frames_in(PAUSE_S)
     power = np.convolve(np.square(frames).mean(axis=1), np.ones(pause), "valid")
     minima = np.flatnonzero(power == power.min())
     return (2 * int(minima[len(minima) // 2]) + pause) * HOP_SAMPLES // 2
@@ -261,7 +261,7 @@ def bucket_batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
 
     Yields the indices of the chunks of a batch, int [rows], and the samples to pad them to.
     """
-    bounds = [round(seconds * SAMPLE_RATE_HZ) for seconds in BUCKETS_S]
+    bounds = [round(seconds * sample_rate_hz()) for seconds in BUCKETS_S]
     bucket = np.searchsorted(bounds, lengths)
     for number, padded in enumerate(bounds):
         indices = np.flatnonzero(bucket == number)

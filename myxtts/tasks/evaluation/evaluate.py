@@ -22,7 +22,7 @@ def evaluate_run(run: Path, checkpoint: str | None, options: EvaluationOptions) 
 
     Raises UserError if the run, its vocoder, a corpus, an output or an option cannot be used.
     """
-    trained = TrainedRun.open(run, checkpoint)
+    trained = TrainedRun.open_for_use(run, checkpoint)
 
     held_out.check_options(run, trained.task, options)
     check_writable("--json", options.json_file)

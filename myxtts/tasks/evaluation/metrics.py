@@ -13,7 +13,7 @@ import librosa
 import numpy as np
 import soxr
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, SAMPLE_RATE_HZ, TOP_DB
+from myxtts.audio.format import DECIBELS_PER_NEPER, HOP_SAMPLES, TOP_DB, sample_rate_hz
 from myxtts.tasks.base import Throttle, no_throttle
 from myxtts.tasks.evaluation.table import METRICS, Means
 
@@ -49,17 +49,17 @@ def is_installed(score: str) -> bool:
 def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
     """Return the wideband PESQ (ITU-T P.862.2) of a copy, from 1.0 to 4.64, by the package `pesq`.
 
-    Both waves, float32 [samples] in [-1, 1] at 22,050 Hz of the same length, are resampled to 16
+    Both waves, float32 [samples] in [-1, 1] of the same length, are resampled to 16
     kHz by soxr. None without the package, or for waves that PESQ is not defined for: see NEEDS.
     """
     if not is_installed("pesq_wb"):
         return None
     from pesq import BufferTooShortError, NoUtterancesError, pesq
 
-    if len(recording) > MAX_PESQ_S * SAMPLE_RATE_HZ or not (recording.any() and copy.any()):
+    if len(recording) > MAX_PESQ_S * sample_rate_hz() or not (recording.any() and copy.any()):
         return None
-    reference = soxr.resample(recording, SAMPLE_RATE_HZ, PESQ_RATE_HZ)
-    degraded = soxr.resample(copy, SAMPLE_RATE_HZ, PESQ_RATE_HZ)
+    reference = soxr.resample(recording, sample_rate_hz(), PESQ_RATE_HZ)
+    degraded = soxr.resample(copy, sample_rate_hz(), PESQ_RATE_HZ)
     try:
         return float(pesq(PESQ_RATE_HZ, reference, degraded, "wb"))
     except (BufferTooShortError, NoUtterancesError):
@@ -76,13 +76,13 @@ def stoi(recording: np.ndarray, copy: np.ndarray) -> float | None:
         return None
     import pystoi
 
-    if len(recording) < MIN_STOI_S * SAMPLE_RATE_HZ or not recording.any():
+    if len(recording) < MIN_STOI_S * sample_rate_hz() or not recording.any():
         return None
     with warnings.catch_warnings():
         # pystoi warns and returns 1e-5 when too little speech is left; that is no score.
         warnings.filterwarnings("error", "Not enough STFT frames", RuntimeWarning)
         try:
-            return float(pystoi.stoi(recording, copy, SAMPLE_RATE_HZ))
+            return float(pystoi.stoi(recording, copy, sample_rate_hz()))
         except RuntimeWarning:
             return None
 
@@ -91,7 +91,7 @@ SCORES = {"pesq_wb": pesq_wb, "stoi": stoi}
 
 
 def dnsmos(wave: np.ndarray) -> Means:
-    """Return the ratings of a wave, float32 [samples] at 22,050 Hz, that DNSMOS predicts, 1 to 5.
+    """Return the ratings of a wave, float32 [samples], that DNSMOS predicts, 1 to 5.
 
     They need no reference: P.808 (Reddy et al. 2021) and the overall one of P.835 (Reddy et al.
     2022), by the package `speechmos` at 16 kHz. Empty without it.
@@ -100,7 +100,7 @@ def dnsmos(wave: np.ndarray) -> Means:
         return {}
     from speechmos import dnsmos
 
-    at_16_khz = soxr.resample(wave, SAMPLE_RATE_HZ, DNSMOS_RATE_HZ)
+    at_16_khz = soxr.resample(wave, sample_rate_hz(), DNSMOS_RATE_HZ)
     scores = dnsmos.run(np.clip(at_16_khz, -1.0, 1.0), sr=DNSMOS_RATE_HZ)
     return {"dnsmos_p808": float(scores["p808_mos"]), "dnsmos_overall": float(scores["ovrl_mos"])}
 
@@ -198,8 +198,8 @@ def utterance_metrics(
         float(pair_db.mean()),
         log_f0_pairs,
         voicing_errors,
-        recorded_s=len(recorded.wave) / SAMPLE_RATE_HZ,
-        synthesized_s=len(synthesized.wave) / SAMPLE_RATE_HZ,
+        recorded_s=len(recorded.wave) / sample_rate_hz(),
+        synthesized_s=len(synthesized.wave) / sample_rate_hz(),
         log_f0=[np.log(features.f0_hz[features.voiced]) for features in (recorded, synthesized)],
     )
 

@@ -10,7 +10,7 @@ import soxr
 from tqdm import tqdm
 
 from myxtts.audio.audio_file import to_pcm
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import check_packages
 from myxtts.tasks.asr.transcriber import Transcriber
 from myxtts.tasks.base import Throttle, no_throttle
@@ -43,11 +43,11 @@ class Pocketsphinx:
     def transcribe(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[str]:
-        """Yield the text of each wave, float32 [samples] at 22,050 Hz."""
+        """Yield the text of each wave, float32 [samples]."""
         # It takes about as long as the speech.
         for wave in tqdm(waves, POCKETSPHINX, leave=False, disable=None, unit="utt"):
             throttle()
-            samples = to_pcm(soxr.resample(wave, SAMPLE_RATE_HZ, POCKETSPHINX_RATE_HZ))
+            samples = to_pcm(soxr.resample(wave, sample_rate_hz(), POCKETSPHINX_RATE_HZ))
             self._decoder.start_utt()
             self._decoder.process_raw(samples.astype("<i2").tobytes(), full_utt=True)
             self._decoder.end_utt()

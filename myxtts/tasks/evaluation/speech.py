@@ -9,7 +9,7 @@ import soxr
 import tensorflow as tf
 
 from myxtts.audio.audio_file import to_pcm
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, sample_rate_hz
 from myxtts.audio.mel import log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.vocoder import VocoderProtocol, vocode
@@ -54,7 +54,7 @@ def vocode_mels(
 def acoustic_features(
     waves: Sequence[np.ndarray], device: str, throttle: Throttle = no_throttle
 ) -> list[AcousticFeatures]:
-    """Return log-mel and F0 of each wave, float32 [samples] at 22,050 Hz, of at least 385."""
+    """Return log-mel and F0 of each wave, float32 [samples], of at least 385."""
     features: list[AcousticFeatures] = []
     for rows in batches_of(len(waves)):
         throttle()
@@ -109,7 +109,7 @@ def speaker_embeddings(features: Iterable[AcousticFeatures]) -> np.ndarray:
 def _ge2e_embedding(wave: np.ndarray) -> np.ndarray:
     from resemblyzer import audio
 
-    at_16_khz = soxr.resample(wave, SAMPLE_RATE_HZ, GE2E_RATE_HZ)
+    at_16_khz = soxr.resample(wave, sample_rate_hz(), GE2E_RATE_HZ)
     # The encoder was trained at this level. A silent wave has no level.
     if at_16_khz.any():
         at_16_khz = audio.normalize_volume(at_16_khz, GE2E_LEVEL_DB, increase_only=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, VocoderProtocol
 from myxtts.base.errors import DataError
 from myxtts.base.files import numbered_name
@@ -193,7 +193,7 @@ class TTSEvaluator:
             started_s = time.perf_counter()
             waves[name] = speech.vocode_mels(vocoder, mels, self._device, throttle=throttle)
             elapsed_s = predicting_s + time.perf_counter() - started_s
-            factors[name] = elapsed_s * SAMPLE_RATE_HZ / sum(map(len, waves[name]))
+            factors[name] = elapsed_s * sample_rate_hz() / sum(map(len, waves[name]))
         return waves, factors
 
     def predict(
@@ -245,7 +245,7 @@ class TTSEvaluator:
     def _condition_notes(self) -> list[str]:
         """Return notes on what is measured, and how."""
         utterances, options = self.utterances, self._evaluation.options
-        audio_s = sum(len(utterance.wave) for utterance in utterances) / SAMPLE_RATE_HZ
+        audio_s = sum(len(utterance.wave) for utterance in utterances) / sample_rate_hz()
         vocoders = [vocoder.description for vocoder in self._vocoders.values()]
         notes = [
             f"{len(utterances)} {self._evaluation.corpus.source}, {audio_s:.1f} s of speech;"

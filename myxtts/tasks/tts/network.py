@@ -15,7 +15,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, MEL_BANDS, TOP_DB
+from myxtts.audio.format import DECIBELS_PER_NEPER, TOP_DB, mel_bands
 from myxtts.audio.mel import SILENCE
 from myxtts.base.portable_ops import fold_in, grid_padding, stateless_normal, stateless_uniform
 from myxtts.config.synthesis import SynthesisOptions
@@ -61,7 +61,10 @@ TEXT_INPUTS = "tokens", "token_count", "language", "reference", "reference_frame
 """The fields of TTS_FEATURES that synthesis needs: texts, languages and references."""
 
 SYNTHESIS_SIGNATURE = (
-    *(tensor_specs(TTS_FEATURES)[name] for name in TEXT_INPUTS),
+    *(
+        tf.TensorSpec([None] * len(TTS_FEATURES[name].dims), TTS_FEATURES[name].dtype, name)
+        for name in TEXT_INPUTS
+    ),
     tf.TensorSpec([], tf.float32, "accent_strength"),
     tf.TensorSpec([], tf.float32, "speed"),
     tf.TensorSpec([], tf.float32, "pitch_semitones"),
@@ -143,7 +146,7 @@ class XTTS(keras.Model):
         self.sum_over_paths = alignment.sum_over_paths
         self.BATCH_FIELDS = TAUGHT_TTS_FEATURES if taught else TTS_FEATURES
         channels, heads = size.channels, size.heads
-        mel_outputs, zeros = REDUCTION_FACTOR * MEL_BANDS, {"kernel_initializer": "zeros"}
+        mel_outputs, zeros = REDUCTION_FACTOR * mel_bands(), {"kernel_initializer": "zeros"}
         prosody_dropout = min(PROSODY_DROPOUT * dropout, 0.5)
 
         def attention(name, dropout=dropout, **options):
@@ -161,7 +164,7 @@ class XTTS(keras.Model):
         # The mean mel sees its own token only: with neighbours in view it could learn their mels.
         self.token_conv = layers.ConvBlock(channels, 1, dropout, name="token_conv")
         # One output more is the weight of the average spectrum, which silence learns to be 0.
-        self.mean_mel = layers.Dense(MEL_BANDS + 1, name="mean_mel")
+        self.mean_mel = layers.Dense(mel_bands() + 1, name="mean_mel")
         self.voice_attention = attention("voice_attention", rotary=False)
         names = [f"encoder_attention_{i}" for i in range(size.encoder_blocks)]
         self.encoder_attention = [attention(name) for name in names]
@@ -262,7 +265,7 @@ class XTTS(keras.Model):
         real_segment = tf.cast(condition.mask, tf.float32)
         frames_in_segment = tf.maximum(tf.reduce_sum(real_segment, axis=1), 1.0)
         weight = real_segment * (row_frames / frames_in_segment)[:, None]
-        step_values = batch["step_frames"] * MEL_BANDS
+        step_values = batch["step_frames"] * mel_bands()
         losses = {
             "mel": tf.reduce_sum(mel_error * weight) / step_values,
             "flow": tf.reduce_sum(flow_error * weight) / step_values,
@@ -289,6 +292,7 @@ class XTTS(keras.Model):
     def synthesize_mel(self, *inputs):
         """Do the same as `synthesize`, with the options as tensors: see SYNTHESIS_SIGNATURE."""
         texts = dict(zip(TEXT_INPUTS, inputs, strict=False))
+        texts["reference"].set_shape([None, None, mel_bands()])
         keep = keep_mask(texts["reference_frames"], 0.0, None, "reference")
         speaker = self.speaker_condition(texts, keep)
         strength, *options = inputs[len(TEXT_INPUTS) :]
@@ -402,7 +406,7 @@ class XTTS(keras.Model):
         mask = layers.length_mask(batch["token_count"], tf.shape(batch["tokens"])[1], encoded.dtype)
         encoded = self.token_conv(encoded, style, mask, seed)
         mean = tf.cast(self.mean_mel(encoded), tf.float32)
-        relative_mean, weight = tf.split(mean, [MEL_BANDS, 1], axis=2)
+        relative_mean, weight = tf.split(mean, [mel_bands(), 1], axis=2)
         # Silence learns weight 0.
         mean = relative_mean + tf.sigmoid(weight) * speaker.average_spectrum[:, None, :]
         all_latents = tf.ones_like(latents[:, :, :1])

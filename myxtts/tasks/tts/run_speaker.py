@@ -31,8 +31,7 @@ class RunSpeaker:
         vocoder: str | None = None,
         checkpoint: str | None = None,
     ):
-        trained = TrainedRun.open(run)
-        trained.check_task("tts")
+        trained = TrainedRun.open_for_use(run, task="tts")
         self.name, self._run = run.name, run
         self.language = choose_language(language, trained.record.languages)
         self._references = references or {"default": ()}

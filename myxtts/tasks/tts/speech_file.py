@@ -21,7 +21,7 @@ from myxtts.audio.audio_file import (
     check_recording,
     wav_header,
 )
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import check_writable, partial_file_of
 from myxtts.checkpoints.trained_run import TrainedRun
@@ -67,8 +67,7 @@ def write_speech(
     started_s = time.perf_counter()
     if next(split_text(text), None) is None:
         raise DataError(empty_text_message(text))
-    trained = TrainedRun.open(run, checkpoint)
-    trained.check_task("tts")
+    trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     languages = trained.record.languages
     choose_language(accent or choose_language(language, languages), languages, "--accent")
     trained.select_vocoder(vocoder, iterations)
@@ -90,7 +89,7 @@ def write_speech(
             if not speech_s:
                 first_s, loading_s = time.perf_counter() - loaded_s, loaded_s - started_s
                 log.info("first sound    after %.2f s, and %.1f s of loading", first_s, loading_s)
-            speech_s += len(wave) / SAMPLE_RATE_HZ
+            speech_s += len(wave) / sample_rate_hz()
             timed_sentences += [compute_times()] if times else []
     elapsed_s = time.perf_counter() - loaded_s
     line = "%s: %.2f s of speech in %.2f s, real-time factor %.3f"
@@ -131,7 +130,7 @@ def sound_file(path: Path) -> Iterator[BlockwiseFile]:
     partial = partial_file_of(path)
     kind = {"channels": 1, "format": FORMATS[path.suffix.lower()]}
     try:
-        with BlockwiseFile(os.fsencode(partial), "w", SAMPLE_RATE_HZ, **kind) as file:
+        with BlockwiseFile(os.fsencode(partial), "w", sample_rate_hz(), **kind) as file:
             yield file
         os.replace(partial, path)
     except soundfile.LibsndfileError as error:
@@ -153,7 +152,9 @@ class WavStream:
     def write(self, wave: np.ndarray) -> None:
         """Write a wave, float32 [samples] in [-1, 1]; the first one after the header."""
         raw = io.BytesIO()
-        soundfile.write(raw, wave, SAMPLE_RATE_HZ, format="RAW", subtype="PCM_16", endian="LITTLE")
+        soundfile.write(
+            raw, wave, sample_rate_hz(), format="RAW", subtype="PCM_16", endian="LITTLE"
+        )
         header = b"" if self._written else wav_header()
         remaining = memoryview(header + raw.getvalue())
         # The stdout of PYTHONUNBUFFERED may take a part.

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.audio_file import REFERENCE, read_recording
-from myxtts.audio.format import HOP_SAMPLES, MEL_BANDS, SAMPLE_RATE_HZ
+from myxtts.audio.format import HOP_SAMPLES, mel_bands, sample_rate_hz
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import vocode
@@ -81,7 +81,7 @@ class Synthesizer:
         checkpoint: str | None = None,
         lexicon: Mapping[str, str] | None = None,
     ):
-        trained = TrainedRun.open(run, checkpoint)
+        trained = TrainedRun.open_for_use(run, checkpoint)
         config = trained.record.settings
         self.options = synthesis_options(config.model)
         self._frontend = trained.record.frontend.with_words(lexicon or {})
@@ -118,7 +118,7 @@ class Synthesizer:
     ) -> Iterator[SpokenSentence]:
         """Synthesize a text of any length; yield its sentences.
 
-        Waves are float32 [samples] in [-1, 1] at 22,050 Hz, with 0 at both ends, so that joined
+        Waves are float32 [samples] in [-1, 1], with 0 at both ends, so that joined
         sentences have no clicks. The call itself reads text and references. The first sentence is
         synthesized alone, so that it is there early, then 2, 4 and always 8 at a time, so memory
         does not grow with the text. All use the same seed. Raises DataError if the text has nothing
@@ -166,7 +166,7 @@ class Synthesizer:
             waves, paths = self._synthesize_batch(tokens, reference, row, options)
             first += len(batch)
             size = min(2 * size, BATCH_CHUNKS)
-            speech_s, elapsed_s = sum(map(len, waves)) / SAMPLE_RATE_HZ, time.perf_counter()
+            speech_s, elapsed_s = sum(map(len, waves)) / sample_rate_hz(), time.perf_counter()
             line = "sentence %d of %d: %.1f s of speech in %.1f s"
             log.info(line, first, len(chunks), speech_s, elapsed_s - started_s)
             if not all(np.isfinite(wave).all() for wave in waves):
@@ -186,7 +186,7 @@ class Synthesizer:
         words = words_of_text(chunk.text, language, self._frontend, chunk.symbols)
         # Token 0 marks the beginning, and token 1 is the first symbol.
         frames = np.searchsorted(path, np.arange(1, len(chunk.tokens)))
-        return time_words(words, (start + HOP_SAMPLES * frames) / SAMPLE_RATE_HZ)
+        return time_words(words, (start + HOP_SAMPLES * frames) / sample_rate_hz())
 
     def _synthesize_batch(
         self,
@@ -201,7 +201,7 @@ class Synthesizer:
         """
         rows = len(texts)
         tokens = np.array(list(itertools.zip_longest(*texts, fillvalue=PADDING_ID)), np.int32).T
-        padded = reference[None] if len(reference) else np.zeros([1, 1, MEL_BANDS], np.float32)
+        padded = reference[None] if len(reference) else np.zeros([1, 1, mel_bands()], np.float32)
         with tf.device(self._device):
             mel, frames, path = self._network.synthesize(
                 tf.constant(tokens),
@@ -225,9 +225,9 @@ def reference_mel(references: Sequence[Path], data: DataConfig) -> np.ndarray:
 
     On the current device.
     """
-    mels = [np.zeros([0, MEL_BANDS], np.float32)]
+    mels = [np.zeros([0, mel_bands()], np.float32)]
     for reference in references:
-        samples = int(data.reference_seconds * SAMPLE_RATE_HZ)
+        samples = int(data.reference_seconds * sample_rate_hz())
         wave = read_recording(reference, REFERENCE, samples, data.trim)
         mels.append(log_mel(with_loudness(tf.constant(wave[None]), data.loudness))[0].numpy())
     return np.concatenate(mels)

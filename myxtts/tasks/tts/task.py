@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from myxtts.audio.audio_file import write_wav
-from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import frames_in
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, VocoderProtocol, vocode
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.config.synthesis import SynthesisOptions
@@ -105,7 +105,7 @@ class TTSTask(Task):
 
 
 def _segment_frames(config: Config) -> int:
-    return round(config.model.segment_seconds * SAMPLE_RATE_HZ / HOP_SAMPLES)
+    return frames_in(config.model.segment_seconds)
 
 
 class TTSSampler(Sampler):

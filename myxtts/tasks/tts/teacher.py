@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from myxtts.audio.format import MEL_BANDS
+from myxtts.audio.format import mel_bands
 from myxtts.audio.mel import SILENCE
 from myxtts.base.portable_ops import fold_in, stateless_normal
 from myxtts.checkpoints.trained_run import TrainedRun
@@ -95,7 +95,7 @@ class NullTeacher:
 
     def speak(self, batch, padded_frames):
         shape = [tf.shape(batch["tokens"])[0], padded_frames]
-        mel = tf.fill([*shape, MEL_BANDS], SILENCE)
+        mel = tf.fill([*shape, mel_bands()], SILENCE)
         return mel, tf.zeros(shape), tf.zeros(shape, tf.int64)
 
     def teacher_forced_mel(self, batch):

@@ -1,6 +1,6 @@
 """The batches that a vocoder trains on."""
 
-from myxtts.audio.format import MEL_BANDS
+from myxtts.audio.format import mel_bands
 from myxtts.batches.contract import TEXT
 from myxtts.devicefeed.contract import Field
 
@@ -9,7 +9,7 @@ from myxtts.devicefeed.contract import Field
 CONTEXT_FRAMES = 4
 VOCODER_FEATURES = {
     **{name: TEXT[name] for name in ("seed", "step_frames")},
-    "mel": Field("float32", ("batch", "segment_frames", MEL_BANDS)),  # silence outside
+    "mel": Field("float32", ("batch", "segment_frames", mel_bands)),  # silence outside
     "f0_hz": Field("float32", ("batch", "segment_frames")),  # 0 where unvoiced or outside
     "pulse_phasor": Field("float32", ("batch", "segment_frames", 2)),  # 0 where unvoiced
     "wave": Field("float32", ("batch", "segment_samples")),  # in [-1, 1]; 0 outside

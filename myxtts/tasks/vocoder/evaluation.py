@@ -16,8 +16,8 @@ from myxtts.audio.format import (
     DECIBELS_PER_NEPER,
     FFT_SAMPLES,
     HOP_SAMPLES,
-    SAMPLE_RATE_HZ,
     frame_count,
+    sample_rate_hz,
 )
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, VocoderProtocol
 from myxtts.base.files import numbered_name
@@ -167,7 +167,7 @@ class VocoderEvaluator:
                 started_s = time.perf_counter()
                 copies += speech.vocode_mels(vocoder, [mel], device, (seed, 0))
                 elapsed_s = time.perf_counter() - started_s
-                factors.append(elapsed_s * SAMPLE_RATE_HZ / len(copies[-1]))
+                factors.append(elapsed_s * sample_rate_hz() / len(copies[-1]))
             copied = speech.features_in_16_bits(copies, device, throttle)
             measured.append(metrics.measure_copies(self._rounded, copied, perceptual, throttle))
             first = first or copies
@@ -176,7 +176,7 @@ class VocoderEvaluator:
     def _notes(self) -> list[str]:
         """Return notes on what was measured, how, and of which speakers."""
         count = len(self.utterances)
-        speech_s = sum(map(len, self._fixed["recordings"].waves)) / SAMPLE_RATE_HZ
+        speech_s = sum(map(len, self._fixed["recordings"].waves)) / sample_rate_hz()
         seeds = ", ".join(map(str, self._seeds))
         seen = self._familiarity.count("seen")
         speakers = (

@@ -22,7 +22,14 @@ from keras import layers
 
 from myxtts.audio import spectral
 from myxtts.audio.excitation import interpolate_unvoiced, pulse_train, smoothed_phasor
-from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, LOG_FLOOR, MEL_BANDS, PAD_SAMPLES
+from myxtts.audio.format import (
+    FFT_SAMPLES,
+    HOP_SAMPLES,
+    LOG_FLOOR,
+    PAD_SAMPLES,
+    frames_in,
+    mel_bands,
+)
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
 from myxtts.base.portable_ops import fold_in, stateless_normal
@@ -46,9 +53,9 @@ MEL_BLOCKS = 4
 PITCH_BINS = 96
 MAX_FLUCTUATION = 3.0
 PITCH_NEIGHBOURS = 3  # on each side of the likeliest bin, over which F0 is averaged
-# 0.59 s: a person's phases are estimated with an error of 0.15 cycles in the median, and a longer
-# window averages it out.
-PHASE_WINDOW_FRAMES = 51
+# A person's phases are estimated with an error of 0.15 cycles in the median, and a longer window
+# averages it out. At each rate this is an odd number of frames.
+PHASE_WINDOW_S = 0.59
 TRAINED_PROJECTIONS, PROJECTIONS = 1, 12  # in training and in synthesis
 MOMENTUM = 0.9  # of projections; with 1.3 they diverge
 MEL_WEIGHT, PITCH_WEIGHT, VOICING_WEIGHT, PHASE_WEIGHT = 2.0, 0.3, 0.2, 0.5
@@ -163,7 +170,7 @@ class Vocoder(keras.Model):
 
     @tf.function(
         input_signature=(
-            tf.TensorSpec([None, None, MEL_BANDS], tf.float32, "log_mel"),
+            tf.TensorSpec([None, None, None], tf.float32, "log_mel"),
             tf.TensorSpec([2], tf.int32, "seed"),
         ),
         autograph=False,
@@ -174,14 +181,16 @@ class Vocoder(keras.Model):
         Silence is added around the mel as around the segments of training. The noise is a function
         of the seed and of B and T.
         """
+        log_mel.set_shape([None, None, mel_bands()])
         samples = CONTEXT_FRAMES * HOP_SAMPLES
         # tf.pad reads the value on the host.
-        silence = tf.fill([tf.shape(log_mel)[0], CONTEXT_FRAMES, MEL_BANDS], SILENCE)
+        silence = tf.fill([tf.shape(log_mel)[0], CONTEXT_FRAMES, mel_bands()], SILENCE)
         mel = tf.concat([silence, log_mel, silence], axis=1)
         if self.mel_head is not None:
             mel = self.mel_head(mel)
         f0_hz, voicing, phasor = self.pitch_head.estimate(mel)
-        phasor = smoothed_phasor(voicing[:, :, None] * phasor, f0_hz, PHASE_WINDOW_FRAMES)
+        phasor = voicing[:, :, None] * phasor
+        phasor = smoothed_phasor(phasor, f0_hz, frames_in(PHASE_WINDOW_S))
         harmonic = pulse_train(f0_hz, phasor)
         wave = self._generate(mel, harmonic, seed, PROJECTIONS)[:, samples:-samples]
         return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
@@ -258,7 +267,7 @@ class MelHead(CompositeLayer):
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
         self.blocks = [FilterBlock(channels, name=f"block_{i}") for i in range(MEL_BLOCKS)]
         self.out_norm = layers.LayerNormalization(name="out_norm")
-        self.out = Dense(MEL_BANDS, kernel_initializer="zeros", name="out")
+        self.out = Dense(mel_bands(), kernel_initializer="zeros", name="out")
 
     def call(self, mel):
         """float32 [B, T, 80] -> [B, T, 80]."""

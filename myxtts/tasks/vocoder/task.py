@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.audio_file import write_wav
-from myxtts.audio.format import DECIBELS_PER_NEPER, FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.format import DECIBELS_PER_NEPER, FFT_SAMPLES, HOP_SAMPLES, frames_in
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import GriffinLim, LoadVocoder, vocode
 from myxtts.config.schema import Config
@@ -41,7 +41,7 @@ class VocoderTask(Task):
     def extractor(
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
-        frames = round(self.segment_s(config) * SAMPLE_RATE_HZ / HOP_SAMPLES)
+        frames = frames_in(self.segment_s(config))
         extractor = vocoder_extractor(frames, training, load_teacher)
         return at_loudness(extractor, config.data.loudness)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config
@@ -117,7 +117,7 @@ def check_corpus(start: Start, corpora: RunCorpora) -> Iterator[Check]:
     data = start.config.data
     manifests = [corpus.manifest for corpus in (corpora.training, corpora.held_out) if corpus]
     yield check_rejected(corpora.folder / "rejected.csv", data.max_rejected)
-    seconds = np.concatenate([manifest.samples for manifest in manifests]) / SAMPLE_RATE_HZ
+    seconds = np.concatenate([manifest.samples for manifest in manifests]) / sample_rate_hz()
     yield required(
         True,
         "durations",

@@ -400,7 +400,7 @@ class CompleteEvaluation(unittest.TestCase):
         message = "the text has language 'en', but .*asr was trained on ka"
         with (
             mock.patch.object(transcriber, "vocabulary", foreign),
-            mock.patch("myxtts.tasks.tts.speech.predict_mels") as synthesis,
+            mock.patch("myxtts.tasks.tts.evaluation.predict_mels") as synthesis,
             self.assertRaisesRegex(DataError, message),
         ):
             self.measure(asr=run, plots="foreign")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.batches import corpora
@@ -74,11 +73,7 @@ class Utterance:
     wave: np.ndarray  # float32 [samples] in [-1, 1]
     mel: np.ndarray  # float32 [frames, 80]
     reference: np.ndarray  # float32 [R, 80], another utterance of the speaker if there is one
-    path: np.ndarray  # int [frames], token of each frame; empty before `align_utterances`
-
-
-UtteranceBatch = tuple[dict[str, tf.Tensor], int]
-"""Features on the device of a network, and the number of utterances."""
+    path: np.ndarray  # int [frames], token of each frame; empty if it was not aligned
 
 
 class MeasuredCorpus(NamedTuple):

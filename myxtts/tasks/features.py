@@ -28,13 +28,12 @@ def at_loudness(extractor: FeatureExtractor, lufs: float | None) -> FeatureExtra
 
     def produce(waves: dict, *network: Any) -> dict:
         # Not rounded to 16 bits again: the features convert them to float32 in any case.
-        scaled = {
-            pcm: with_loudness(tf.cast(waves[pcm], tf.float32) / 32768.0, lufs, waves[samples])
-            for pcm, samples in lengths.items()
-            if pcm in waves
-        }
-        in_steps = {pcm: wave * 32768.0 for pcm, wave in scaled.items()}
-        return extractor.produce(waves | in_steps, *network)
+        scaled = dict(waves)
+        for pcm, samples in lengths.items():
+            if pcm in waves:
+                wave = tf.cast(waves[pcm], tf.float32) / 32768.0
+                scaled[pcm] = with_loudness(wave, lufs, waves[samples]) * 32768.0
+        return extractor.produce(scaled, *network)
 
     return replace(extractor, produce=produce)
 

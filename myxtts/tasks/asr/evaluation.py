@@ -184,7 +184,6 @@ def measure_error_rates(
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         names = corpus.names_of(row)
-
         reference = transcriber.normalise_reference(manifest.texts[row], names["language"])
         transcripts.append(names | {"reference": reference, "hypothesis": hypothesis})
     distorted = {}

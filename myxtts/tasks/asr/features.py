@@ -11,6 +11,7 @@ from myxtts.base.portable_ops import fold_in, on_host
 from myxtts.batches.contract import ASR_INPUTS, TEXT
 from myxtts.config.schema import AugmentationConfig
 from myxtts.devicefeed.contract import FeatureExtractor
+from myxtts.tasks.asr.ctc import ctc_labels
 from myxtts.tasks.augmentation import augment, perturb_speed
 from myxtts.tasks.contract import ASR_FEATURES
 from myxtts.tasks.features import NO_AUGMENTATION
@@ -58,10 +59,8 @@ def fewest_samples(tokens, token_count, subsampling: int):
 
     int32 [batch] of int32 [batch, tokens] and [batch], all in host memory.
     """
+    labels, count = ctc_labels(tokens, token_count)
     with on_host():
-        # CTC does not see begin and end.
-        labels = tokens[:, 1:-1]
-        count = tf.maximum(token_count - 2, 0)
         equal = tf.cast(labels[:, 1:] == labels[:, :-1], tf.int32)
         inside = tf.sequence_mask(count - 1, tf.shape(equal)[1], tf.int32)
         needed = count + tf.reduce_sum(equal * inside, axis=1)

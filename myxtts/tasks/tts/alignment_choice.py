@@ -1,6 +1,6 @@
 """The choice among implementations of the alignment search, which all find the same path."""
 
-import time
+import timeit
 from collections.abc import Callable
 from functools import cache, partial
 from statistics import median
@@ -104,9 +104,4 @@ def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) ->
 def _milliseconds(search: Callable[[], tf.Tensor]) -> float:
     # The first call compiles.
     search().numpy()
-    times_s = []
-    for _ in range(REPEATS):
-        started_s = time.perf_counter()
-        search().numpy()
-        times_s.append(time.perf_counter() - started_s)
-    return 1e3 * median(times_s)
+    return 1e3 * median(timeit.repeat(lambda: search().numpy(), number=1, repeat=REPEATS))

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -157,10 +158,9 @@ class TTSEvaluator:
         waves, self.real_time_factors = self._synthesize()
         columns = {name: self.column(of_column) for name, of_column in waves.items()}
         self.columns = columns = self._fixed | columns
-
-        def measure(rows: Sequence[int]) -> Metrics:
-            return column_metrics(rows, columns, self._copies, self.references)
-
+        measure = partial(
+            column_metrics, columns=columns, copies=self._copies, references=self.references
+        )
         names: tuple[str, ...] = COLUMNS
         for suffix in filter(None, self._vocoders):
             names += tuple(column + suffix for column in COLUMNS[:2])
@@ -284,7 +284,10 @@ def column_metrics(
         if column.compared:
             by_column[name] |= metrics.corpus_metrics([column.compared[row] for row in rows])
         if column.opinions:
-            by_column[name] |= mean_values([column.opinions[row] for row in rows])
+            ratings = [column.opinions[row] for row in rows]
+            by_column[name] |= {
+                key: float(np.mean([of[key] for of in ratings])) for key in ratings[0]
+            }
         if spoken:
             texts = [column.texts[row] for row in spoken]
             by_column[name] |= error_rates([references[row] for row in spoken], texts)
@@ -295,11 +298,6 @@ def column_metrics(
         means = metrics.mean_copy_metrics([copied[row] for row in rows])
         by_column[name] |= {key: means[key] for key in COPY_METRICS if key in means}
     return table.by_metric(by_column)
-
-
-def mean_values(opinions: Sequence[Means]) -> Means:
-    """Return the mean of each value over utterances."""
-    return {key: float(np.mean([of[key] for of in opinions])) for key in opinions[0]}
 
 
 def write_plots(folder: Path, evaluator: TTSEvaluator) -> None:

@@ -101,25 +101,20 @@ def write_speech(
 
 
 def check_files(references: Sequence[Path], out: Path | BinaryIO, times: Path | None) -> None:
-    """Raise UserError if a reference cannot be read, or an output cannot be written."""
+    """Raise UserError if a reference or an output is unusable, or the sound replaces a reference."""
     for reference in references:
         check_recording(reference, REFERENCE)
     if isinstance(out, Path):
-        check_output(out, references)
+        if out.suffix.lower() not in FORMATS:
+            raise ConfigError(
+                f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}."
+            )
+        check_writable("--out", out)
+        if out.exists() and any(out.samefile(reference) for reference in references):
+            raise ConfigError(
+                f"--out {out} is one of the recordings of --reference. Give another --out."
+            )
     check_times_file(times)
-
-
-def check_output(out: Path, references: Sequence[Path]) -> None:
-    """Raise ConfigError if a sound file cannot be written, or would replace a reference."""
-    if out.suffix.lower() not in FORMATS:
-        raise ConfigError(
-            f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}."
-        )
-    check_writable("--out", out)
-    if out.exists() and any(out.samefile(reference) for reference in references):
-        raise ConfigError(
-            f"--out {out} is one of the recordings of --reference. Give another --out."
-        )
 
 
 @contextmanager

@@ -34,9 +34,7 @@ def split_words(symbols: Sequence[str], tokens: np.ndarray) -> list[np.ndarray]:
 
 # The text is changed until no change fits the speech better: the word whose removal or repetition
 # gains most beyond its threshold is removed or doubled, and all gains are computed again.
-def count_word_errors(
-    log_probs: np.ndarray, words: Sequence[np.ndarray], min_gains: tuple[float, float] = MIN_GAINS
-) -> tuple[int, int]:
+def count_word_errors(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> tuple[int, int]:
     """Return how many words speech leaves out, and how many it repeats.
 
     Arguments as in `word_gains`. Speech with fewer frames than tokens says nothing.
@@ -46,7 +44,7 @@ def count_word_errors(
     words, counts = list(words), [0, 0]
     # One change at a time: the neighbours of a word that is left out seem to be left out as well.
     while len(words) > 2:
-        excess = word_gains(log_probs, words) - np.array(min_gains)[:, None]
+        excess = word_gains(log_probs, words) - np.array(MIN_GAINS)[:, None]
         repeats, index = np.unravel_index(excess.argmax(), excess.shape)
         if excess[repeats, index] <= 0.0:
             break

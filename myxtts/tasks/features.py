@@ -54,11 +54,9 @@ def recording_features(waves: dict, warp: tuple | None) -> dict:
 def vtlp_warp(seed, rows, limit):
     """Draw the warp (Jaitly & Hinton 2013) and the spectral gains of each row.
 
-    The batch's seed determines all draws, which are uniform. The logarithm of the gain is a sum of
-    VTLP_COSINES cosines over the mel bands, each with an amplitude of up to 2 * limit.
-
-    Returns factors on all frequencies, float32 [rows], from exp(-limit) to exp(limit), and mel
-    filters, float32 [rows, bins, bands].
+    The logarithm of the gain is a sum of VTLP_COSINES cosines over the mel bands, each with an
+    amplitude of up to 2 * limit. Returns factors on all frequencies, float32 [rows], from
+    exp(-limit) to exp(limit), and mel filters, float32 [rows, bins, bands].
     """
     uniform = stateless_uniform
     factor = tf.exp(uniform([rows], fold_in(seed, "frequencies"), -limit, limit))

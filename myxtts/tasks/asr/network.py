@@ -198,8 +198,7 @@ ENCODERS: dict[str, type] = {"lmu": LMUBlock, "gru": GRUBlock}
 def gru_units(size: ASRSize) -> int:
     """Return the units U of a GRU block with as many parameters as an LMU block.
 
-    A GRU block has 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C of them, and an LMU block those of
-    norm, write, mix and out.
+    A GRU block has 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C of them.
     """
     c = size.channels
     coefficients = 2 * size.memory * size.order

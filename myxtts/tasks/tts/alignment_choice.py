@@ -28,10 +28,8 @@ def choose_alignment_search(
 ) -> tuple[Search, str]:
     """Choose the fastest search that works on a model device; also return the log's line about it.
 
-    On a CPU, and if XLA compiles the whole step, this is always XLA's, which is not measured. On a
-    GPU the candidates are measured on random scores. The sizes are batch, frames and tokens of a
-    batch of the run. Raises ConfigError if the setting `alignment_search` names a search that needs
-    XLA where XLA does not work.
+    The sizes are batch, frames and tokens of a batch of the run. Raises ConfigError if the setting
+    `alignment_search` names a search that needs XLA where XLA does not work.
     """
     # XLA compiles each for its device. `loop` needs no XLA, so it remains where neither works.
     devices = {"xla": device, "host": HOST}

@@ -92,21 +92,17 @@ class TTSEvaluator:
     """Measures the weights that a network has, any number of times, and what does not depend on
     them once. Raises UserError if the recogniser cannot be used, or does not know a language.
 
-    Args:
-        vocoders: by the suffix of their columns.
-        in_run: leave out what a run has no time for, or no use.
+    Vocoders are by the suffix of their columns; `in_run` leaves out what a run has no time for.
 
     Attributes:
-        recorded: features of the recordings.
         references: texts as the recogniser spells them, "" if it cannot; empty without one.
-        utterances: with their alignments, but for `in_run`.
         columns, real_time_factors: of the last `score`.
     """
 
-    # Made once: the options, the utterances with their alignments, the references as the recogniser
-    # spells them, the features of the recordings, and their copies by each vocoder with PESQ and
-    # STOI. None of these depends on the weights of the voice. `score` then synthesizes with the
-    # weights of the moment and measures the new columns only.
+    # Made once: the options, the utterances, the references as the recogniser spells them, the
+    # features of the recordings, and their copies by each vocoder with PESQ and STOI. None of these
+    # depends on the weights of the voice. `score` then synthesizes with the weights of the moment
+    # and measures the new columns only.
     def __init__(
         self,
         evaluation: Evaluation,

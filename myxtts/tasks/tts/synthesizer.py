@@ -39,10 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class SpokenSentence(NamedTuple):
-    """A sentence with the pause before it: its wave, and what computes the times of its words.
-
-    These are in seconds from the beginning of the whole speech.
-    """
+    """A sentence with the pause before it: its wave, and what computes the times of its words."""
 
     wave: np.ndarray
     times: Callable[[], list[TimedWord]]
@@ -195,9 +192,8 @@ class Synthesizer:
         language: int,
         options: SynthesisOptions,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80].
-
-        And the token of each frame, int32 [T] each.
+        """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80], and
+        the token of each frame, int32 [T] each.
         """
         rows = len(texts)
         tokens = np.array(list(itertools.zip_longest(*texts, fillvalue=PADDING_ID)), np.int32).T
@@ -221,10 +217,7 @@ class Synthesizer:
 
 
 def reference_mel(references: Sequence[Path], data: DataConfig) -> np.ndarray:
-    """Return the concatenated log-mels of the beginnings of all references, float32 [R, 80].
-
-    On the current device.
-    """
+    """Return the log-mels of the beginnings of all references, float32 [R, 80], concatenated."""
     mels = [np.zeros([0, MEL_BANDS], np.float32)]
     for reference in references:
         samples = int(data.reference_seconds * SAMPLE_RATE_HZ)

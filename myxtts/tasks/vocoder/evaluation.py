@@ -172,7 +172,7 @@ class VocoderEvaluator:
         return Copies(first, measured, factors)
 
     def _notes(self) -> list[str]:
-        """Return notes on what was measured, how, and of which speakers."""
+        """Return notes on what is measured, how, and of which speakers."""
         count = len(self.utterances)
         speech_s = sum(map(len, self._fixed["recordings"].waves)) / SAMPLE_RATE_HZ
         seeds = ", ".join(map(str, self._seeds))

@@ -78,10 +78,7 @@ class VocoderTask(Task):
 
 
 class LogMelError:
-    """Mean absolute error of the log-mels of vocoded segments, in dB; see `tasks.base.Metric`.
-
-    Utterances count equally.
-    """
+    """Mean absolute error of the log-mels of vocoded segments, in dB; utterances count equally."""
 
     def __init__(self) -> None:
         self._errors_db: list[float] = []

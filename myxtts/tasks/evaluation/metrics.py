@@ -159,17 +159,11 @@ def distortion_db(recorded_cepstra: np.ndarray, cepstra: np.ndarray) -> np.ndarr
     return MCD_FACTOR * np.linalg.norm(recorded_cepstra - cepstra, axis=1)
 
 
-def warping_path(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2]."""
-    _, path = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
-    return path[::-1]
-
-
 def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the warping path of two log-mels, int [P, 2], and each pair's distortion in dB."""
-    x = mel_cepstrum(recorded_mel)
-    y = mel_cepstrum(synthesized_mel)
-    path = warping_path(x, y)
+    x, y = mel_cepstrum(recorded_mel), mel_cepstrum(synthesized_mel)
+    _, backward = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
+    path = backward[::-1]
     return path, distortion_db(x[path[:, 0]], y[path[:, 1]])
 
 

@@ -101,7 +101,7 @@ def write_speech(
 
 
 def check_files(references: Sequence[Path], out: Path | BinaryIO, times: Path | None) -> None:
-    """Raise UserError if a reference or an output is unusable, or the sound replaces a reference."""
+    """Raise UserError if a reference or an output is unusable, or both are one file."""
     for reference in references:
         check_recording(reference, REFERENCE)
     if isinstance(out, Path):

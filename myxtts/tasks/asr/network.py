@@ -42,12 +42,10 @@ WINDOW_FRAMES = 16
 
 
 class ASRModel(keras.Model):
-    """The CTC network.
+    """The CTC network, of `symbols` classes, including the blank, BLANK_ID.
 
-    Args:
-        symbols: number of output classes, including the blank, BLANK_ID.
-        encoder: a key of ENCODERS; those of one size have equal numbers of parameters within 5 %.
-        subsampling: a key of STRIDES.
+    `encoder` is a key of ENCODERS, which have equal numbers of parameters within 5 % in one size,
+    and `subsampling` one of STRIDES.
     """
 
     BATCH_FIELDS = ASR_FEATURES
@@ -84,13 +82,10 @@ class ASRModel(keras.Model):
     def call(self, batch, training=False):
         """Compute the loss of a batch of ASR_FEATURES, as a fraction of the whole step's loss.
 
-        Its sum over all batches and replicas of a step is the mean over that step's tokens. Nothing
-        is averaged over batches of different sizes. Empty rows and rows without labels add nothing.
-        On the CPU, a row of fewer frames than `symbols.frames_needed` is an InvalidArgumentError.
-
-        Returns:
-            Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.
-            Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], their real frames.
+        Its sum over all batches and replicas of a step is the mean over that step's tokens. Empty
+        rows and rows without labels add nothing. On the CPU, a row of fewer frames than
+        `symbols.frames_needed` is an InvalidArgumentError. Outputs: `logits` float32 [B, T', V];
+        `frames` int32 [B], their real frames.
         """
         seed = batch["seed"] if training else None
         logits, frames = self.compute_logits(batch["mel"], batch["frames"], seed)

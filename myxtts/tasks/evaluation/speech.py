@@ -39,10 +39,7 @@ def vocode_mels(
     seed: tuple[int, int] = (0, 0),
     throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
-    """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80].
-
-    Of recorded mels, this is copy synthesis: the best that a network before the vocoder can do.
-    """
+    """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80]."""
     waves: list[np.ndarray] = []
     with tf.device(device):
         for mel in mels:

@@ -103,6 +103,9 @@ class FlowCondition(NamedTuple):
 class XTTS(keras.Model):
     """The XTTS network.
 
+    `alignment_search` and `sum_over_paths` may be replaced by others with the same results before
+    `call` is traced.
+
     Args:
         symbols, languages: rows of the embeddings.
         reference_dropout: fraction of utterances trained without their reference.
@@ -111,11 +114,6 @@ class XTTS(keras.Model):
         segment_frames: length of the random segment of an utterance on which decoder and flow are
             trained; rounded up to a multiple of REDUCTION_FACTOR.
         taught: batches have the path of each row, so that nothing is aligned.
-
-    Attributes:
-        alignment_search: `search_by_frames` or a function that finds the same paths.
-        sum_over_paths: `sum_over_paths` or the same compiled by XLA. Set both before `call` is
-            traced.
     """
 
     LOSS_NAMES = ("mel", "flow", "prior", "alignment", "duration", "pitch", "energy")

@@ -54,15 +54,14 @@ def write_speech(
 ) -> None:
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
 
-    Raises UserError if the run, the vocoder, a reference, the text or the output is unusable.
+    Raises UserError if the run, the vocoder, a reference, the text or the output is unusable. Other
+    arguments are as in `Synthesizer` and its `speak`.
 
     Args:
-        out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is
-            synthesized.
+        out: a file to make, or a pipe that gets the sound as WAV.
         lexicon: a file for `read_lexicon`.
         times: a file for the times of words, written when all is spoken; see `write_times`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
-            The other arguments are as in `Synthesizer` and its `speak`.
     """
     started_s = time.perf_counter()
     if next(split_text(text), None) is None:

@@ -46,27 +46,22 @@ class SpokenSentence(NamedTuple):
 
 
 class Synthesizer:
-    """Speech synthesis with the weights of a run.
+    """Speech synthesis with the weights of a run, averaged if it averages them.
 
         synthesizer = Synthesizer(Path("runs/demo"), vocoder=Path("runs/vocoder"))
         wave = synthesizer.synthesize("Good morning.", references=[Path("speaker.wav")])
 
+    `options` are the default SynthesisOptions, from the settings of the run. Raises CheckpointError
+    without a usable checkpoint or vocoder, and ConfigError for iterations of another vocoder than
+    Griffin-Lim.
+
     Args:
-        run: its folder. Averaged weights are used if it has them.
-        device: the device to compute on, which must be configured already.
+        device: which must be configured already.
         vocoder: folder of a vocoder's run, or "griffin-lim"; by default the vocoder that the run
             names, or else Griffin-Lim.
         iterations: of Griffin-Lim; by default 30.
         checkpoint: its name; by default the best one, or the newest if none was validated.
         lexicon: readings of words besides those of the run; see `read_lexicon`.
-
-    Attributes:
-        options: default SynthesisOptions, from the settings of the run. `dataclasses.replace` makes
-            variants.
-
-    Raises:
-        CheckpointError: there is no usable checkpoint, or the vocoder cannot be used.
-        ConfigError: iterations were given for another vocoder than Griffin-Lim.
     """
 
     def __init__(
@@ -116,10 +111,10 @@ class Synthesizer:
         """Synthesize a text of any length; yield its sentences.
 
         Waves are float32 [samples] in [-1, 1] at 22,050 Hz, with 0 at both ends, so that joined
-        sentences have no clicks. The call itself reads text and references. The first sentence is
-        synthesized alone, so that it is there early, then 2, 4 and always 8 at a time, so memory
-        does not grow with the text. All use the same seed. Raises DataError if the text has nothing
-        to speak, the language is missing or unknown, or a reference is unusable.
+        sentences have no clicks. The first sentence is synthesized alone, so that it is there
+        early, then 2, 4 and always 8 at a time. All use the same seed. The call itself raises
+        DataError if the text has nothing to speak, the language is missing or unknown, or a
+        reference is unusable.
 
         Args:
             text: see `split_text`.

@@ -18,7 +18,7 @@ from myxtts.base.portable_ops import (
     stateless_normal,
     stateless_uniform,
 )
-from myxtts.config.schema import AugmentationConfig
+from myxtts.config.schema import ASRConfig, AugmentationConfig
 
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)
@@ -299,24 +299,23 @@ def _energy(wave):
     return tf.reduce_sum(tf.square(wave), axis=1, keepdims=True)
 
 
-def spec_augment(mel, frames, seed, time_masks, time_fraction, frequency_masks, frequency_bands):
+def spec_augment(mel, frames, seed, settings: ASRConfig):
     """Replace masked values by the mean of their band over the real frames of the row.
 
     Width and position of a mask are uniform among all that fit; masks may overlap. The largest
     width in time is proportional to the length of the utterance (adaptive masks, Park et al. 2020).
     Frames after the end of a row are unchanged.
 
-    Mel float32 [B, T, bands], masks of each row in time and their largest width as a fraction of
-    its frames, masks in frequency and their largest width in bands -> float32 [B, T, bands].
+    Mel float32 [B, T, bands], frames int32 [B] -> float32 [B, T, bands].
     """
     padded, bands = tf.shape(mel)[1], mel.shape[2]
     real = tf.sequence_mask(frames, padded)[:, :, None]
     length = tf.cast(frames, tf.float32)
-    longest = tf.floor(length * time_fraction)
-    widest = tf.fill(tf.shape(frames), float(frequency_bands))
+    longest = tf.floor(length * settings.time_mask_fraction)
+    widest = tf.fill(tf.shape(frames), float(settings.frequency_mask_bands))
     all_bands = tf.fill(tf.shape(frames), float(bands))
-    time = _mask(longest, length, padded, time_masks, fold_in(seed, "time masks"))
-    frequency = _mask(widest, all_bands, bands, frequency_masks, fold_in(seed, "bands"))
+    time = _mask(longest, length, padded, settings.time_masks, fold_in(seed, "time masks"))
+    frequency = _mask(widest, all_bands, bands, settings.frequency_masks, fold_in(seed, "bands"))
     masked = real & (time[:, :, None] | frequency[:, None, :])
     count = tf.maximum(length, 1.0)[:, None, None]
     mean = tf.reduce_sum(tf.where(real, mel, 0.0), axis=1, keepdims=True) / count

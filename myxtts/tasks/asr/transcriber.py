@@ -204,14 +204,13 @@ def write_transcripts(
 
     transcripts: list[dict[str, Any]] = []
     timed = transcriber.transcribe_timed(waves())
-    for file, (text, sentences) in zip(files, timed, strict=True):
+    for number, (file, (text, sentences)) in enumerate(zip(files, timed, strict=True)):
         # File names need not be UTF-8.
         name = os.fsencode(file).decode(errors="replace")
         print(f"{name}\t{text}", flush=True)
-        length_s = lengths_s[len(transcripts)]
-        for times_file in times[len(transcripts) : len(transcripts) + 1]:
-            write_times(times_file, sentences, length_s)
-        transcripts.append({"file": name, "seconds": round(length_s, 3), "text": text})
+        if times:
+            write_times(times[number], sentences, lengths_s[number])
+        transcripts.append({"file": name, "seconds": round(lengths_s[number], 3), "text": text})
     elapsed_s = time.perf_counter() - started_s
     speech_s = sum(lengths_s)
     line = "%.1f s of speech in %.1f s, real-time factor %.3f"

@@ -279,11 +279,8 @@ def column_metrics(
     for name, column in columns.items():
         if column.compared:
             by_column[name] |= metrics.corpus_metrics([column.compared[row] for row in rows])
-        if column.opinions:
-            ratings = [column.opinions[row] for row in rows]
-            by_column[name] |= {
-                key: float(np.mean([of[key] for of in ratings])) for key in ratings[0]
-            }
+        ratings = [column.opinions[row] for row in rows]
+        by_column[name] |= {key: float(np.mean([of[key] for of in ratings])) for key in ratings[0]}
         if spoken:
             texts = [column.texts[row] for row in spoken]
             by_column[name] |= error_rates([references[row] for row in spoken], texts)

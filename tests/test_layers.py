@@ -39,7 +39,7 @@ BUDGETS = {
     "batches": 1517,
     "checkpoints": 1023,
     "report": 1679,
-    "tasks": 7055,
+    "tasks": 7046,
     "run": 3786,
     "trial": 3080,
     "commands": 930,

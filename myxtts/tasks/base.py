@@ -169,10 +169,7 @@ class Task(ABC):
 
 
 def computes_as_evaluated(config: Config) -> bool:
-    """Whether the network of a run computes what `evaluate` measures of its weights.
-
-    Any other network has other variables or outputs than the one that `evaluate` builds.
-    """
+    """Whether the network of a run computes what `evaluate` measures of its weights."""
     return config.training.precision == "float32" and config.teacher.teacher is None
 
 

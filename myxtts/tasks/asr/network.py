@@ -96,10 +96,7 @@ class ASRModel(keras.Model):
     # The convolutions shorten the mel, and `frames` with it. After them the mask is 1 on frames
     # that belong to the utterance, so that no block carries padding into them.
     def compute_logits(self, mel, frames, seed=None):
-        """Map log-mels [B, T, 80] and frames int32 [B] to logits [B, T', V] and their frames.
-
-        A seed turns on dropout.
-        """
+        """Map log-mels [B, T, 80] and frames int32 [B] to logits [B, T', V] and their frames."""
         x = normalised_mel(mel)
         for conv in self.convs:
             x = layers.strided_convolution(conv, x, frames)

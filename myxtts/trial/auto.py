@@ -225,12 +225,12 @@ def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> li
     """Return the bound of each placement that can train with these settings, the fastest first, on
     GPUs with these speeds relative to the profile.
     """
-    data, accumulation = config.data, config.training.gradient_accumulation
-    mean_s = profile.times.per_reader(data.num_workers).mean_s()
+    workers, accumulation = config.data.num_workers, config.training.gradient_accumulation
+    mean_s = profile.times.mean_s(workers)
     # A batch of the bound is a microbatch.
-    workers, reduce_s = data.num_workers, profile.all_reduce_s / accumulation
+    reduce_s = profile.all_reduce_s / accumulation
     found = candidates.candidate_placements(
-        speeds, mean_s, data.batch_size, workers, reduce_s, config.placement.observer
+        speeds, mean_s, profile.batch_rows, workers, reduce_s, config.placement.observer
     )
     # XLA compiles the step of one device.
     if config.training.compile == "xla":
@@ -257,7 +257,7 @@ def observe_per_step_s(profile: StageProfile, config: Config) -> float:
 
 def format_means(profile: StageProfile, config: Config) -> str:
     """Return the measured means, under the letters of the table."""
-    mean_s = profile.times.per_reader(config.data.num_workers).mean_s()
+    mean_s = profile.times.mean_s(config.data.num_workers)
     by_letter = {letter: mean_s[stage] for stage, letter in LETTERS.items()}
     by_letter["A"] = profile.all_reduce_s / config.training.gradient_accumulation
     by_letter["V"] = observe_per_step_s(profile, config)

@@ -342,7 +342,7 @@ def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation
     Deeper queues are among them where stages vary; their gain is the gap from the run to its bound.
     """
     route, single = measurement.route, not measurement.route.is_between_devices
-    mean_s = measurement.isolated.per_reader(data.num_workers).mean_s()
+    mean_s = measurement.isolated.mean_s(data.num_workers)
     present_s = analytic_bound([route], mean_s, data.num_workers)[1]
     min_gain = max(measurement.noise, MIN_GAIN)
     recommendations = []

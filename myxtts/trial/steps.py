@@ -151,7 +151,9 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
         samples_s, evaluation_s = time_observations(run.setup, config.run)
         all_reduce_s = measure_all_reduce(run) if run.setup.between_devices else 0.0
-        return StageProfile(times, all_reduce_s, held_out_batches, samples_s, evaluation_s, fixed)
+        rows = int(run.setup.corpora.training.plan.batch_sizes.max())
+        observing = held_out_batches, samples_s, evaluation_s
+        return StageProfile(times, all_reduce_s, rows, *observing, fixed)
 
 
 def time_batches(config: Config, steps: int) -> float:

@@ -46,14 +46,13 @@ class Reporter:
 
     def __exit__(self, *_) -> None:
         self._bar.close()
-        for file in (self._file, self.tensorboard):
-            with tolerate_full_disk("the last metrics"):
-                file.close()
+        self._file.close()
+        with tolerate_full_disk("the last metrics"):
+            self.tensorboard.close()
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write metrics of a step, of training, validation or both; any thread may call it."""
-        with tolerate_full_disk(f"the metrics of step {step}"):
-            self._file.write({"step": step, **metrics})
+        self._file.write({"step": step, **metrics})
         with tolerate_full_disk(f"the scalars of step {step}"):
             self.tensorboard.scalars(step, metrics)
         self._bar.update(max(step - self._bar.n, 0))

@@ -8,21 +8,17 @@ out are changes of the `StepEnd`: more metrics, or the wish for a checkpoint.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from myxtts.base.clock import FIRST_STEP
-from myxtts.base.files import tolerate_full_disk
 from myxtts.base.progress import Observation
 from myxtts.batches.plan import PlannedStep
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import Batch
-from myxtts.report.metrics import MetricsFile
 from myxtts.run.observation import OBSERVER, Observer, Snapshot
 from myxtts.run.schedule import due_parts, is_due
 from myxtts.run.state import TrainingState
@@ -121,22 +117,6 @@ class Report:
     def __call__(self, end: StepEnd) -> None:
         for action in self._actions:
             action(end.state.step, end.metrics)
-
-
-@contextmanager
-def worker_report(path: Path, step: int) -> Iterator[Report]:
-    """Write the metrics of a worker other than the chief to a file, for the page of the run."""
-    file = MetricsFile(path, step)
-
-    def write(step: int, metrics: dict[str, Any]) -> None:
-        with tolerate_full_disk(f"the metrics of step {step}"):
-            file.write({"step": step, **metrics})
-
-    try:
-        yield Report(write)
-    finally:
-        with tolerate_full_disk("the last metrics"):
-            file.close()
 
 
 class Observe:

@@ -293,7 +293,7 @@ def make_sampler(
     assert corpora.held_out is not None
     extractor = task_of(config).sample_extractor(config, setup.load_teacher)
     if extractor is not None:
-        pipeline = setup.held_out_pipeline(extractor)
+        pipeline = setup.validation_pipeline(extractor)
     with pipeline.open_feed(Pass(epochs=1)) as feed:
         (first,) = next(feed)
     (batch,) = HandOver(network.BATCH_FIELDS, [device])([first.features])

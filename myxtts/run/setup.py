@@ -337,13 +337,13 @@ class TrainingSetup:
             first_replica=replicas.first,
         )
 
-    def validation_pipeline(self) -> Pipeline:
-        """Make the pipeline of the held-out batches."""
-        extractor = task_of(self.config).extractor(self.config, False, self.load_teacher)
-        return self.held_out_pipeline(extractor)
+    def validation_pipeline(self, extractor: FeatureExtractor | None = None) -> Pipeline:
+        """Make a pipeline of held-out batches for the observer, or else for the first replica.
 
-    def held_out_pipeline(self, extractor: FeatureExtractor) -> Pipeline:
-        """Make a pipeline of held-out batches for the observer, or else for the first replica."""
+        Its features are those of validation, or what another extractor makes.
+        """
+        if extractor is None:
+            extractor = task_of(self.config).extractor(self.config, False, self.load_teacher)
         held_out, observer = self.corpora.held_out, self.replicas.observer
         assert held_out is not None
         route = Route(observer, observer) if observer else self.replicas.routes[0]

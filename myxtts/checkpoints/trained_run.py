@@ -62,10 +62,7 @@ class TrainedRun:
     # checkpoint was removed, the newest is used.
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> "TrainedRun":
-        """Open a run at a checkpoint such as step-002000; by default at the best, or the newest.
-
-        Raises CheckpointError if it does not exist or is damaged.
-        """
+        """Open a run at its best checkpoint, or at one by name; raises CheckpointError."""
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:
             found = "has no checkpoint"
@@ -167,8 +164,7 @@ def select_vocoder(
 
     Args:
         voice: folder of the voice's run; settings and audio format are the voice's.
-        requested: folder of a vocoder's run or a file *.onnx, relative to the working folder, or
-            "griffin-lim".
+        requested: folder of a vocoder's run, a file *.onnx, or "griffin-lim".
     """
     if iterations is not None:
         check_options(iterations=iterations)

@@ -84,8 +84,7 @@ def read_lines(path: Path) -> list[dict[str, Any] | None]:
 def merge_lines(lines: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
     """Return one report for each step, in the order of the steps, without damaged lines (None).
 
-    Several lines of a step are one report. A later line wins, such as the line of an observation
-    that a resumed run repeats.
+    Lines of a step are joined; a later one wins, such as of an observation that was repeated.
     """
     reports: dict[int, dict[str, Any]] = {}
     for line in lines:
@@ -177,8 +176,7 @@ class Point(NamedTuple):
 class Series:
     """A metric by step, in at most 2 * POINTS points of equally many values each.
 
-    When the points are full, neighbours are joined, so they take no more memory. The least and the
-    greatest value are never lost.
+    Full points are joined in pairs; the least and the greatest value are never lost.
 
     Attributes:
         newest, best: (step, value); None before the first value.

@@ -64,10 +64,7 @@ class Answer(NamedTuple):
 
 
 def is_learning(history: History, select_by: str = "loss") -> Answer:
-    """Answer by the results that choose the best checkpoint, if there are several.
-
-    Otherwise answer by the training loss.
-    """
+    """Answer by two or more results that choose the best checkpoint, else by the training loss."""
     question = "Is it learning?"
     loss = history.series.get("loss")
     if loss is None or loss.newest is None:
@@ -168,8 +165,7 @@ def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
 class RunPage:
     """The page of a run, which is written again and again while the run trains.
 
-    It reads only the lines written since the last time, so its time does not depend on the length
-    of the run.
+    Its time does not depend on the length of the run, since only new lines are read.
     """
 
     def __init__(self, folder: Path, config: Config, timeline: Timeline):
@@ -268,10 +264,7 @@ def workers(
 # short, because the run has just paused, the steps before the pause are shown if they are more.
 # Then all spans that overlap the chosen steps are cut to them, in all lanes.
 def excerpt(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of the newest steps, cut to these steps, with times from 0.
-
-    A long pause would leave no room for the steps, so steps after it or before it are chosen.
-    """
+    """Return the spans of the newest steps, cut to them, with times from 0."""
     steps: list[Span] = []
     before: list[Span] = []
     for span in spans:

@@ -29,11 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes reports, and a progress bar on a terminal, as long as it is open; a context manager.
-
-    Args:
-        step: steps done before.
-    """
+    """Writes reports, and a progress bar on a terminal, after the steps done before; a scope."""
 
     def __init__(self, metrics_path: Path, tensorboard_folder: Path, step: int, total_steps: int):
         self.tensorboard = TensorBoard(tensorboard_folder)
@@ -95,8 +91,6 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
     """Return where the time of a run went, since the start of the program.
 
     `8.9 min: start and first step 21 s, training 8.2 min, …, pauses 17 s (…)`
-
-    The start is all time that belongs to no pause and to no step but the first.
     """
     pauses = {kind: pause_s for kind, pause_s in pauses_s.items() if kind != FIRST_STEP}
     start_s = elapsed_s - total.busy_s - sum(pauses.values())
@@ -172,8 +166,7 @@ class TensorBoard:
 class RunLog(MemoryHandler):
     """Appends the lines of the package's log to log.txt; a context manager.
 
-    Keeps lines in memory until `open` names the file. The error that ends the scope becomes the
-    last line.
+    Keeps them in memory until `open` names the file. Its last line is the error that ends it.
     """
 
     def __init__(self) -> None:

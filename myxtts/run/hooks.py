@@ -32,10 +32,8 @@ class StepEnd:
     """The end of a step, as hooks see it.
 
     Attributes:
-        state: after the step.
         step: its number. `SyncWeights` may move the state to a later step.
-        batches: the last microbatch of the first step of this process, on the model devices. No
-            other step keeps its batches.
+        batches: the last microbatch of the first step of this process; later steps keep none.
         metrics: the report that is due, or nothing; hooks add to it.
         save: whether to write a checkpoint; set by the loop, and by a hook that needs one.
         owes_sync: the sync of this step was stopped, so its weights are not the final ones.
@@ -122,8 +120,7 @@ class Report:
 class Observe:
     """Takes a snapshot of the weights where a part of an observation is due, for the observer.
 
-    The step also gets a checkpoint. From it a resumed run repeats an observation whose result is
-    unknown.
+    The step gets a checkpoint, from which a resumed run repeats it if its result is unknown.
     """
 
     pause_kind = OBSERVER

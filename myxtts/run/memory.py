@@ -38,8 +38,7 @@ EVALUATED_BYTES = 20
 class MemoryForecast(NamedTuple):
     """Host memory in MiB in addition to what the process has when its model is built.
 
-    An evaluation takes its part on the device that observes. `rows` and `seconds` are the size of
-    the largest batch, with padding.
+    `rows` and `seconds` are the size of the largest batch. Evaluations are on the observer.
     """
 
     parts_mib: dict[str, float]
@@ -70,10 +69,9 @@ def forecast_memory(
     teacher_parameters: int = 0,
     observer: str = "",
 ) -> MemoryForecast:
-    """Forecast how much of the host's memory training takes, for the largest batch.
+    """Forecast how much of the host's memory training takes, without small or short allocations.
 
-    Devices on the CPU, also simulated GPUs, use host memory. Small or short allocations are left
-    out. `observer` is empty if validation takes turns with the step.
+    `observer` is empty if validation takes turns with the step.
     """
     data, accumulation = config.data, config.training.gradient_accumulation
     sizes = [_sizes(config, plan, bucket, extractor) for bucket in range(len(plan.bounds))]

@@ -76,7 +76,6 @@ class Snapshot:
         losses, outputs = snapshot.network(batch)
 
     Sources have the names of the network's variables. The copy is traced here, on the main thread.
-    Raises PlacementError if a variable of the network is on another device.
     """
 
     def __init__(self, network: keras.Model, sources: Mapping[str, tf.Variable], device: str):
@@ -215,10 +214,7 @@ def throttled(batches: Batches, throttle: Throttle) -> Iterator[tuple[ProducedBa
 
 
 class HeldOutWork:
-    """The parts of an observation: validation, samples and evaluation of a snapshot.
-
-    `load` loads the vocoder of a voice.
-    """
+    """The parts of an observation: validation, samples and evaluation of a snapshot."""
 
     def __init__(
         self,
@@ -408,8 +404,7 @@ class Observer:
     def wait(self, is_stopped: Callable[[], bool], due_step: int | None = None) -> bool:
         """Wait for the result of the running observation; return whether none is running now.
 
-        A request to stop leaves it unfinished. `due_step` is the step of the next observation,
-        which waits for this one. Raises as `poll`.
+        The observation of `due_step` waits for it. A request to stop leaves it unfinished.
         """
         if self._running is None:
             return True

@@ -116,8 +116,7 @@ def open_evaluator(
 ) -> Evaluator:
     """Return the evaluator of a run, which also writes `evaluation/CHECKPOINT/scores.md`.
 
-    It measures the weights of `source`, a network on the device. Raises UserError if the recogniser
-    or the vocoder cannot be used, or a file cannot be read.
+    It measures the weights of `source`, a network on the device. Raises UserError.
     """
     started_s = time.perf_counter()
     if setup.config.run.select_by == "dnsmos":

@@ -111,9 +111,8 @@ class OpenRun:
     def set_up(self, corpora: RunCorpora) -> "TrainingSetup":
         """Build the state of the run and give it its first weights.
 
-        Raises CheckpointError if the checkpoint, the pretrained weights or the teacher do not fit,
-        or the workers start from different weights; ConfigError if the host has too little memory,
-        or XLA does not work.
+        Raises CheckpointError if weights of a file do not fit, or those of the workers differ;
+        ConfigError if the host has too little memory, or XLA does not work.
         """
         config, start, replicas = self.config, self.start, self.replicas
         resumed, teacher = start.resumed, start.teacher

@@ -58,10 +58,7 @@ class Start:
 
     @cached_property
     def frontend(self) -> TextFrontend:
-        """The frontend that makes symbols of texts; --lexicon adds words to the inherited ones.
-
-        Raises DataError for an unusable file.
-        """
+        """The inherited frontend, or a new one, with the words of --lexicon; raises DataError."""
         if self.resumed:
             return self.resumed.record.frontend
         own = frontend_of(self.config.data)
@@ -95,8 +92,7 @@ class Start:
 def resolve_start(config: Config, folder: RunFolder) -> Start:
     """Decide where a run starts from; raise ConfigError or CheckpointError if that does not fit.
 
-    No corpus is read, so that a mistake is reported at once. The pretrained run is not read if the
-    run has a checkpoint.
+    No corpus is read, and no pretrained run if the run has a checkpoint.
     """
     select_vocoder(folder.path, config, AUDIO_FORMAT)
     checkpoint_files.recover_interrupted_replace(folder.checkpoints)

@@ -156,12 +156,7 @@ def faster(best: Sequence[Estimate], time_batches: Measure[float], config: Confi
 def measure_gpus(
     measure: Measure[StageProfile], config: Config, gpus: int
 ) -> tuple[StageProfile, Speeds]:
-    """Measure the stages on each GPU, and log their means; return the profile of the first ones,
-    with the longest all-reduce, and the speeds of all relative to it.
-
-    Each GPU makes batches once, and trains once on the batches of the GPU before it, if its memory
-    is enough for a step. Simulated GPUs share one CPU, so they are equal.
-    """
+    """Return a profile, with the longest all-reduce, and the speeds of all GPUs relative to it."""
 
     def measured(data: int, model: int) -> StageProfile:
         line = "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains"
@@ -196,9 +191,7 @@ def measure_gpus(
 
 
 def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
-    """Return the GPUs of a run that resumes, if they are here; another placement may have steps of
-    another size.
-    """
+    """Return the GPUs of a run that resumes, if they are here: others change the size of a step."""
     if not config.run.resume:
         return None
     resumed = TrainedRun.newest(config.run.folder)
@@ -222,9 +215,7 @@ def with_placement(config: Config, **settings: Any) -> Config:
 
 
 def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> list[Estimate]:
-    """Return the bound of each placement that can train with these settings, the fastest first, on
-    GPUs with these speeds relative to the profile.
-    """
+    """Return the bound of each placement of such GPUs that can train so, the fastest first."""
     workers, accumulation = config.data.num_workers, config.training.gradient_accumulation
     mean_s = profile.times.mean_s(workers)
     # A batch of the bound is a microbatch.
@@ -241,9 +232,7 @@ def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> li
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
-    """Return the seconds in each step of validation, from producing and a share of the step,
-    samples and evaluation.
-    """
+    """Return the seconds that validation, samples and evaluation take of each step."""
     mean_s = profile.times.mean_s()
     run = config.run
     validation_s = profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"])
@@ -272,8 +261,7 @@ def format_means(profile: StageProfile, config: Config) -> str:
 def in_subprocess(measure: Measure[Measured], config: Config) -> Measured:
     """Call `measure` in another process, so that this one configures no device and takes no memory.
 
-    Raises what `measure` raises (UserError, OSError, MemoryError), or TrainingError if the process
-    died.
+    Raises UserError, OSError or MemoryError as `measure` does; TrainingError if it died.
     """
     # TensorFlow does not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -325,10 +313,7 @@ def _send_result(sender: Connection, measure: Measure, config: Config, parent: i
 
 
 def train_placed(config: Config, more: Iterable["Hook"] = ()) -> int:
-    """Train, with `more` hooks, in the placement that is the fastest if the settings leave it open.
-
-    Returns the exit code.
-    """
+    """Train in the fastest placement, if the settings leave it open; return the exit code."""
     # Imported here, because TensorFlow takes seconds.
     from myxtts.run.page import train
 

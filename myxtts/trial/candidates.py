@@ -24,9 +24,7 @@ MAX_PERMUTED = 5
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement, the settings that `plan_routes` makes it from, the speeds of the
-    GPUs, and the rows of each replica in a step.
-    """
+    """A placement, the settings it is made from, the speeds of the GPUs, and rows by replica."""
 
     settings: PlacementConfig
     placement: Placement
@@ -59,9 +57,7 @@ class Candidate:
     def bound(
         self, mean_s: Mapping[str, float], workers: int, all_reduce_s: float, observe_s: float = 0.0
     ) -> "Estimate":
-        """Return the formula and the value of `analytic_bound`; `all_reduce_s` is the time of two
-        replicas.
-        """
+        """Return the placement's `analytic_bound`; `all_reduce_s` is the time of two replicas."""
         placed, reduce_s = self.placement, ring_all_reduce_s(all_reduce_s, self.replicas)
         formula, batch_s = analytic_bound(
             placed.routes, mean_s, workers, reduce_s, observe_s, placed.observer, self.work

@@ -34,16 +34,12 @@ class Measurement:
     """Measurements of one sequence of batches.
 
     Attributes:
-        work: float [batches], seconds of audio in each.
-        padded_work: float [batches], the same with padding.
-        isolated: times of each stage in isolation; `read_s` is the time between two batches from
-            all workers together.
+        work, padded_work: float [batches], seconds of audio in each, without and with padding.
+        isolated: as `StageProfile.times`.
         untraced_s: duration of each untraced run.
         devices: GPUs, real or simulated, that a placement may use.
-        can_replicate: see `Assessment`.
-        all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
-        produce_without_teacher_s: float [batches], to produce each batch without the teacher's
-            network; None without one.
+        can_replicate, all_reduce_s: see `Assessment`.
+        produce_without_teacher_s: float [batches]; None where no teacher makes features.
     """
 
     work: np.ndarray
@@ -101,11 +97,7 @@ class Measurement:
 
 
 class Row:
-    """A line of the report, and the figures in JSON that it shows.
-
-    Args:
-        template: text with the names of figures; empty if only programs get them.
-    """
+    """A line of the report, and the figures in JSON that its template shows; "" shows none."""
 
     def __init__(self, label: str, template: str, **figures: Any):
         self.text = template.format(**figures)
@@ -114,9 +106,7 @@ class Row:
 
 
 def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
-    """Measure `steps` steps of a run with these settings, which leaves no files; return the report,
-    and the spans of the last traced run. Raises UserError as `open_run`.
-    """
+    """Measure so many steps of a run; return the report, and the spans of the last traced run."""
     with measure.open_run(config) as run:
         measurement, device_rows = measure_run(run, steps)
     title = Row(
@@ -133,9 +123,7 @@ def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
 # by turns: untraced, whose duration counts, and traced, whose spans show who waited for whom. The
 # all-reduce is last, because it needs a strategy of its own.
 def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list[Row]]:
-    """Measure each stage in isolation, all stages together in untraced and traced runs, and the use
-    of the devices.
-    """
+    """Measure the stages alone and all together, and the use of the devices."""
     setup = run.setup
     pipeline = setup.training_pipeline(synchronize=setup.between_devices)
     window = measure.measurement_window(pipeline, steps)
@@ -202,9 +190,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> list[Row]:
 
 
 def _stage_rows(measurement: Measurement) -> Iterator[Row]:
-    """Yield the stages in isolation: their rates on all devices that have them, and their times on
-    one device.
-    """
+    """Yield the stages in isolation: the rates of all their devices, and the times of one."""
     stages = {}
     rows = []
     for stage in STAGES:
@@ -230,9 +216,7 @@ def _stage_rows(measurement: Measurement) -> Iterator[Row]:
 
 
 def _rate_rows(measurement: Measurement, assessment: assess.Assessment) -> Iterator[Row]:
-    """Yield the rates of all stages together, how busy the devices are, and the steps of other
-    placements.
-    """
+    """Yield the rates of all stages together, and the steps of other placements."""
     work = float(measurement.work.sum())
     slowest_s = max(measurement.shared_s.values())
     ceiling = "{ceiling:.1f} audio s/s, the slowest of reading, produce, transfer and step"
@@ -368,9 +352,7 @@ def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation
 
 
 def chrome_trace(spans: Sequence[Span], name: str) -> dict[str, Any]:
-    """Return the spans of the stages as complete events in the Trace Event Format (Google, JSON
-    object form), with times in µs, in rows whose events do not overlap.
-    """
+    """Return spans as complete events of Google's Trace Event Format (JSON object form), in µs."""
     process = {"pid": 0, "tid": 0}
     events: list[dict[str, Any]] = [
         {"ph": "M", **process, "name": "process_name", "args": {"name": name}}
@@ -390,9 +372,7 @@ def chrome_trace(spans: Sequence[Span], name: str) -> dict[str, Any]:
 
 
 def timeline_rows(spans: Sequence[Span]) -> dict[str, list[Span]]:
-    """Return spans by row, in the order of STAGES; a stage whose batches overlap, such as reading,
-    has several rows.
-    """
+    """Return spans by row, in the order of STAGES; overlapping batches have several rows."""
     rows: dict[str, list[Span]] = {}
     for stage in STAGES:
         stage_rows: list[list[Span]] = []

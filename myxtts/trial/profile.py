@@ -8,6 +8,7 @@ audio per second; fractions are from 0 to 1.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -291,9 +292,8 @@ def assess_profile(measurement: Measurement) -> assess.Assessment:
     steps = len(measurement.traced[0].step_s)
     data_busy = None
     if measurement.route.is_between_devices:
-        produce_s = 0.0
-        for run in measurement.traced:
-            produce_s += sum(s.end_s - s.start_s for s in run.spans if s.kind == "produce")
+        spans = chain.from_iterable(run.spans for run in measurement.traced)
+        produce_s = sum(span.end_s - span.start_s for span in spans if span.kind == "produce")
         data_busy = min(produce_s / (measurement.traced_s * measurement.producers), 1.0)
     return assess.Assessment(
         interval_s=measurement.duration_s / steps,

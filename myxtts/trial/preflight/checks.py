@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Generator, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -13,6 +14,7 @@ from myxtts.devicefeed.errors import UserError
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
 
 Result = TypeVar("Result")
+Status = Literal["passed", "failed", "warning"]
 
 
 class Check(NamedTuple):
@@ -24,25 +26,29 @@ class Check(NamedTuple):
         to_do: what the user can do about it; empty if there is nothing to do.
     """
 
-    status: Literal["passed", "failed", "warning"]
+    status: Status
     name: str
     expected: str
     found: str
     to_do: str = ""
 
 
-def required(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
+def required(
+    condition: bool,
+    name: str,
+    expected: str,
+    found: str,
+    to_do: str = "",
+    otherwise: Status = "failed",
+) -> Check:
     """Return a check that fails unless the condition is true."""
     if condition:
         return Check("passed", name, expected, found)
-    return Check("failed", name, expected, found, to_do)
+    return Check(otherwise, name, expected, found, to_do)
 
 
-def recommended(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
-    """Return a check that is a warning unless the condition is true."""
-    if condition:
-        return Check("passed", name, expected, found)
-    return Check("warning", name, expected, found, to_do)
+recommended = partial(required, otherwise="warning")
+"""A check that is a warning unless the condition is true."""
 
 
 def failed_by(error: Exception, name: str, expected: str) -> Check:

@@ -54,7 +54,6 @@ from myxtts.tasks.base import (
     no_throttle,
 )
 from myxtts.tasks.layers import loss_names
-from myxtts.tasks.registry import task_of
 
 OBSERVER = "observer"  # kind of the pauses for it, and lane of its spans
 
@@ -99,8 +98,8 @@ class Snapshot:
         """Build the network that a run observes, on the device of its observer."""
         config, device = setup.config, setup.observer
         with tf.device(device):
-            network = task_of(config).build(config, setup.corpora.vocabulary)
-        task_of(config).tune(config, network, device, typical_sizes(setup.corpora.training.plan))
+            network = setup.task.build(config, setup.corpora.vocabulary)
+        setup.task.tune(config, network, device, typical_sizes(setup.corpora.training.plan))
         return cls(network, setup.state.inference_variables(), device)
 
     def take(self) -> None:
@@ -200,7 +199,7 @@ def make_validation(
         with open_(corpus_pass) as batches:
             yield islice(batches, count)
 
-    metric = task_of(setup.config).metric(setup.corpora.vocabulary)
+    metric = setup.task.metric(setup.corpora.vocabulary)
     return Validation(snapshot.network, snapshot.device, open_batches, metric)
 
 
@@ -287,7 +286,7 @@ def make_sampler(
     """Return the sampler of the first held-out batch."""
     config, corpora = setup.config, setup.corpora
     assert corpora.held_out is not None
-    extractor = task_of(config).sample_extractor(config, setup.load_teacher)
+    extractor = setup.task.sample_extractor(config, setup.load_teacher)
     if extractor is not None:
         pipeline = setup.validation_pipeline(extractor)
     with pipeline.open_feed(Pass(epochs=1)) as feed:
@@ -298,7 +297,7 @@ def make_sampler(
     recordings = [read_row(manifest, row, config.data.loudness) for row in rows]
     examples = Examples(batch, ids, texts, recordings)
     with tf.device(device):
-        make = task_of(config).sampler(config, corpora.vocabulary, load)
+        make = setup.task.sampler(config, corpora.vocabulary, load)
         return make(network, examples, folder.samples, tensorboard)
 
 

@@ -49,6 +49,7 @@ from myxtts.run.start import NO_TEXTS, Start, first_shares
 from myxtts.run.state import TrainingState, make_optimizer
 from myxtts.run.step import Step
 from myxtts.run.warm_start import Pretrained, load_pretrained
+from myxtts.tasks.base import Task
 from myxtts.tasks.layers import parameter_count
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.tasks.tts.teacher import teacher_loader
@@ -203,10 +204,10 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     if cluster is not None:
         replicas *= cluster.count
     check_shares(config, replicas, cluster is not None)
-    check_xla(config, replicas, placement.name, task_of(config).supports_xla)
-    devices.configure(
-        placement, small_operations=task_of(config).has_small_operations(config), processes=workers
-    )
+    task = task_of(config)
+    check_xla(config, replicas, placement.name, task.supports_xla)
+    is_small = task.has_small_operations(config)
+    devices.configure(placement, small_operations=is_small, processes=workers)
     # A run without a choice of GPUs uses one of several. This is no mistake, since others may use
     # the machine, but the user should know it.
     seen = settings.simulate_gpus or gpu_count
@@ -292,6 +293,10 @@ class TrainingSetup:
         return self.run.config
 
     @property
+    def task(self) -> Task:
+        return task_of(self.config)
+
+    @property
     def replicas(self) -> Replicas:
         return self.run.replicas
 
@@ -328,7 +333,7 @@ class TrainingSetup:
         return Pipeline(
             self.corpora.training,
             replicas.routes,
-            task_of(config).extractor(config, training=True, load_teacher=self.load_teacher),
+            self.task.extractor(config, training=True, load_teacher=self.load_teacher),
             config.data.model_copy(update=data_settings),
             seed=config.training.seed,
             cache_folder=self.corpora.folder,
@@ -342,7 +347,7 @@ class TrainingSetup:
         Its features are those of validation, or what another extractor makes.
         """
         if extractor is None:
-            extractor = task_of(self.config).extractor(self.config, False, self.load_teacher)
+            extractor = self.task.extractor(self.config, False, self.load_teacher)
         held_out, observer = self.corpora.held_out, self.replicas.observer
         assert held_out is not None
         route = Route(observer, observer) if observer else self.replicas.routes[0]

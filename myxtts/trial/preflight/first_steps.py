@@ -31,6 +31,7 @@ from myxtts.run.memory import MemoryForecast
 from myxtts.run.observation import Snapshot, make_validation
 from myxtts.run.schedule import ConstantRates, Schedule
 from myxtts.run.setup import OpenRun, RunCorpora, TrainingSetup
+from myxtts.run.shares import forget_peaks
 from myxtts.run.state import TrainingState
 from myxtts.run.step import Step, is_scaled
 from myxtts.tasks.contract import empty_batch
@@ -99,9 +100,7 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
     yield check_disk_space(state, config)
     pipeline = setup.training_pipeline(synchronize=True)
     step = setup.make_step()
-    if placement.on_gpu:
-        for device in placement.devices:
-            tf.config.experimental.reset_memory_stats(device.name[1:])
+    forget_peaks(placement, [device.name for device in placement.devices])
     observe = heaviest_observation(setup) if config.run.uses_held_out else lambda: None
     for bucket in heaviest_buckets(plan):
         batch = describe_batch(plan, state.step + 1, bucket)

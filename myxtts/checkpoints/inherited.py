@@ -19,13 +19,12 @@ from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_value
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 
 
-def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | None:
+def open_teacher(path: str | None, resumed: TrainedRun | None) -> TrainedRun | None:
     """Open the teacher that the settings name, if they name one; raise CheckpointError if unfit.
 
     A run that resumes takes the same checkpoint as before, even if there is a better one by now.
     """
     recorded = resumed.record.teacher if resumed else None
-    path = config.teacher.teacher
     if resumed and (recorded is None) != (path is None):
         had = "none"
         if recorded:

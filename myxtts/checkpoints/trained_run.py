@@ -37,7 +37,6 @@ from myxtts.checkpoints.files import (
     list_checkpoints,
 )
 from myxtts.config.advice import advice_on_run
-from myxtts.config.schema import Config
 from myxtts.config.synthesis import check_options
 from myxtts.corpus.build import difference
 from myxtts.corpus.manifest import Manifest, Vocabulary
@@ -134,8 +133,8 @@ class TrainedRun:
         self, requested: str | Path | None = None, iterations: int | None = None
     ) -> "VocoderChoice":
         """Choose the vocoder of a voice; see `select_vocoder`."""
-        settings, audio_format = self.record.settings, self.record.audio_format
-        return select_vocoder(self.path, settings, audio_format, requested, iterations)
+        named, audio_format = self.record.settings.model.vocoder, self.record.audio_format
+        return select_vocoder(self.path, named, audio_format, requested, iterations)
 
 
 class VocoderChoice(NamedTuple):
@@ -152,7 +151,7 @@ class VocoderChoice(NamedTuple):
 # format that the voice makes. Each message says whether the user or the settings named the vocoder.
 def select_vocoder(
     voice: Path,
-    settings: Config,
+    named: str | None,
     audio_format: dict[str, Any],
     requested: str | Path | None = None,
     iterations: int | None = None,
@@ -163,12 +162,12 @@ def select_vocoder(
     the voice's; ConfigError if iterations were requested for another vocoder than Griffin-Lim.
 
     Args:
-        voice: folder of the voice's run; settings and audio format are the voice's.
+        voice: folder of the voice's run, whose settings name a vocoder or None.
         requested: folder of a vocoder's run, a file *.onnx, or "griffin-lim".
     """
     if iterations is not None:
         check_options(iterations=iterations)
-    vocoder = settings.model.vocoder if requested is None else str(requested)
+    vocoder = named if requested is None else str(requested)
     if vocoder is None:
         return VocoderChoice(iterations=iterations, note=" (no --vocoder was given)")
     if vocoder == GRIFFIN_LIM:

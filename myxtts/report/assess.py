@@ -65,24 +65,19 @@ class Assessment:
 
         print(assess_run(clock.total(), placement, replicas, devices, can_replicate=True).line)
 
-    Fractions are from 0 to 1.
-
     Attributes:
         interval_s: time from the end of a step to the end of the next.
         mean_s: seconds of a step by stage, to read by all readers of a data device together (0
             where it is not known to limit); empty where a stage is unknown.
-        model_busy: utilisation of the model device.
-        data_busy: utilisation of the data device, or the mean of several; None where one device
-            makes batches and trains.
+        model_busy, data_busy: fraction of the time in which the devices work, of several data
+            devices the mean; None where one device makes batches and trains.
         step_variation: coefficient of variation of the step's time; None where it is unknown.
         all_reduce_s: A of two replicas; None where it was not measured.
-        gpus: numbers of the data GPUs and the model GPU, or in single placement of the GPU and
-            another one.
+        gpus: as `gpus_of` returns them.
         second_device: there is another device that a single placement could use.
         can_replicate: the settings allow replicas.
         note: what limits the meaning of the figures.
-        bound_s: least seconds of a step on these devices, if none ever waited; None where the run
-            does not know their speeds.
+        bound_s: least seconds of a step on these devices, if none ever waited; None if unknown.
     """
 
     interval_s: float
@@ -294,8 +289,7 @@ def candidates(
     """Return changes of settings that may help, each alone; the profiler predicts what they gain.
 
     Args:
-        stage: `read`, `produce`, `transfer` (known to a profile only), or `variation` if stages
-            wait for each other by turns.
+        stage: a stage, or `variation` if stages wait for each other by turns.
         single: whether batches are made on the device that trains.
         devices: GPUs that a placement with one replica may use; `producers` make batches now.
     """

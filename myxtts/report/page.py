@@ -187,8 +187,7 @@ class RunPage:
     def write(self, ended: str = "") -> Path:
         """Write report.html, and from time to time index.html of all runs; return its path.
 
-        `ended` says how the run has ended, and is empty while it trains. Raises OSError if the disk
-        refuses; the previous page is then intact.
+        `ended` says how the run ended. Raises OSError, and leaves the previous page intact.
         """
         self._history.update()
         write_whole(self._folder / "report.html", self._page(ended))

@@ -62,8 +62,7 @@ class Reporter:
 def console_line(step: int, metrics: dict[str, Any]) -> str:
     """Return the line of a report on the console; its end names the stage that the model waits for.
 
-    `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps
-    up`, or `bottleneck read, 71 % of making a batch`
+    `step   1200 | loss 2.310 | … | 12 min left | feed keeps up`, or `bottleneck read, 71 % of …`
     """
     wait_share = 1.0 - metrics["accelerator_utilisation"]
     pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)

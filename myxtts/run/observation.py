@@ -267,11 +267,9 @@ class HeldOutWork:
 
 def vocoder_loader(setup: TrainingSetup, device: str, folder: RunFolder) -> LoadVocoder:
     """Return a function that loads the vocoder of a run's settings, once for all calls."""
-    return cache(
-        lambda: loading.load_vocoder(
-            select_vocoder(folder.path, setup.config, AUDIO_FORMAT), device
-        )
-    )
+    named = setup.config.model.vocoder
+    choose = partial(select_vocoder, folder.path, named, AUDIO_FORMAT)
+    return cache(lambda: loading.load_vocoder(choose(), device))
 
 
 def make_sampler(

@@ -64,8 +64,7 @@ class Checkpoints:
             checkpoints.save(state)
             checkpoints.finish()
 
-    Leaving the scope waits for the checkpoint that is being written, unless a second Ctrl-C ends
-    the program.
+    Leaving the scope waits for the newest, unless a second Ctrl-C ends the program.
     """
 
     def __init__(self, folder: Path, keep: int, record: Record):

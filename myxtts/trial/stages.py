@@ -11,8 +11,7 @@ from myxtts.placement.bound import STAGES
 
 @dataclass(frozen=True, eq=False)
 class StageTimes:
-    """Seconds that each batch takes in each stage, float64 [batches] each; `times["read"]` is
-    `times.read_s`.
+    """Seconds of each batch in each stage, float64 [batches]; `times["read"]` is `times.read_s`.
 
     Attributes:
         read_s: reading, decoding and uploading to the data device.
@@ -42,13 +41,11 @@ class StageProfile(NamedTuple):
     """Measured stage times of one replica, enough to rank placements of several.
 
     Attributes:
-        times: of each stage in isolation; `read_s` is the time between two batches from all workers
-            together.
+        times: of each stage in isolation; `read_s` is the time between two batches of all workers.
         all_reduce_s: of a step's gradients between two replicas.
         batch_rows: of the largest batch; --batch-size does not say it where --batch-seconds rules.
         held_out_batches: of a validation.
-        samples_s: of a set of samples; 0 if the run writes none.
-        evaluation_s: of an evaluation; 0 if the run has none.
+        samples_s, evaluation_s: of a set of samples and an evaluation; 0 if the run has none.
         fixed: fraction of a step that does not depend on its rows.
     """
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from myxtts.base.clock import MODEL, format_duration
 from myxtts.base.files import write_whole
-from myxtts.config.flags import SETTINGS, items_of
+from myxtts.config.flags import SETTINGS
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.devicefeed.times import Span, Timeline
 from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, judge_alignment
-from myxtts.report.assess import WAIT_SHARE, grade
+from myxtts.report.assess import WAIT_SHARE, flags_of, grade
 from myxtts.report.metrics import FIGURES, History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
@@ -241,9 +241,7 @@ def changed_settings(config: Config) -> dict[str, str]:
     for setting in SETTINGS.values():
         value = setting.of(config)
         if value != setting.default and OF_FOLDER not in setting.marks:
-            changed[setting.flag] = ""
-            if value is not True:
-                changed[setting.flag] = " ".join(map(str, items_of(value)))
+            changed[setting.flag] = flags_of({setting.name: value}).partition(" ")[2]
     return changed
 
 

@@ -227,11 +227,11 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 def shared_settings(start: Start) -> dict[str, str]:
     """Return the settings and the start that all workers must have in common."""
     values = start.config.model_dump(mode="json")
-    shared = {}
-    for setting in SETTINGS.values():
-        if PER_MACHINE not in setting.marks:
-            value = values[setting.section][setting.name]
-            shared[f"{setting.section}.{setting.name}"] = str(value)
+    shared = {
+        f"{setting.section}.{setting.name}": str(values[setting.section][setting.name])
+        for setting in SETTINGS.values()
+        if PER_MACHINE not in setting.marks
+    }
     shared |= {"checkpoint": "none", "teacher": "none"}
     if start.resumed:
         shared["checkpoint"] = start.resumed.checkpoint.path.name

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from myxtts.base.clock import Interval
 from myxtts.config.schema import Config, DataConfig
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.devicefeed.times import Span
@@ -83,13 +84,9 @@ class Measurement:
         return float(np.ptp(self.untraced_s) / self.duration_s)
 
     @property
-    def traced_s(self) -> float:
-        return sum(run.total.busy_s for run in self.traced)
-
-    @property
-    def wait_fraction(self) -> float:
-        """Fraction of the time in which the model device has no batch."""
-        return sum(run.total.wait_s for run in self.traced) / self.traced_s
+    def total(self) -> Interval:
+        """Times of all traced runs."""
+        return sum((run.total for run in self.traced), Interval())
 
     @property
     def step_s(self) -> np.ndarray:
@@ -236,7 +233,7 @@ def _rate_rows(measurement: Measurement, assessment: assess.Assessment) -> Itera
 
 def _step_rows(measurement: Measurement) -> Iterator[Row]:
     """Yield the times of steps, waits and tracing in the traced runs."""
-    step_s = measurement.step_s
+    step_s, total = measurement.step_s, measurement.total
     mean_s = float(step_s.mean())
     p50_s, p95_s = map(float, np.percentile(step_s, [50, 95]))
     text = f"{1e3 * mean_s:.1f} ms, p50 {1e3 * p50_s:.1f}, p95 {1e3 * p95_s:.1f}"
@@ -252,14 +249,12 @@ def _step_rows(measurement: Measurement) -> Iterator[Row]:
         "waits",
         "model without a batch {wait_fraction:.1%} of the time, producer blocked on a full feed"
         " {blocked_fraction:.1%}",
-        wait_fraction=measurement.wait_fraction,
-        blocked_fraction=sum(run.total.blocked_s for run in measurement.traced)
-        / measurement.traced_s,
+        wait_fraction=total.wait_share,
+        blocked_fraction=total.blocked_s / total.busy_s,
     )
     padding = 1.0 - float(measurement.work.sum()) / float(measurement.padded_work.sum())
     yield Row("padding", "{padding:.1%} of the samples in batches", padding=padding)
-    traced_s = measurement.traced_s / len(measurement.traced)
-    overhead = traced_s / measurement.duration_s - 1.0
+    overhead = total.busy_s / len(measurement.traced) / measurement.duration_s - 1.0
     yield Row("tracing", "{tracing_overhead:.1%} overhead", tracing_overhead=overhead)
 
 
@@ -294,11 +289,11 @@ def assess_profile(measurement: Measurement) -> assess.Assessment:
     if measurement.route.is_between_devices:
         spans = chain.from_iterable(run.spans for run in measurement.traced)
         produce_s = sum(span.end_s - span.start_s for span in spans if span.kind == "produce")
-        data_busy = min(produce_s / (measurement.traced_s * measurement.producers), 1.0)
+        data_busy = min(produce_s / (measurement.total.busy_s * measurement.producers), 1.0)
     return assess.Assessment(
         interval_s=measurement.duration_s / steps,
         mean_s={stage: float(measurement.isolated[stage].sum()) / steps for stage in STAGES},
-        model_busy=1.0 - measurement.wait_fraction,
+        model_busy=1.0 - measurement.total.wait_share,
         data_busy=data_busy,
         step_variation=coefficient_of_variation(measurement.step_s),
         all_reduce_s=measurement.all_reduce_s,

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes reports, and a progress bar on a terminal, after the steps done before; a scope."""
+    """Writes reports, and a progress bar on a terminal, from `step` on; a context manager."""
 
     def __init__(self, metrics_path: Path, tensorboard_folder: Path, step: int, total_steps: int):
         self.tensorboard = TensorBoard(tensorboard_folder)

@@ -138,7 +138,7 @@ class TrainingState:
 
 
 def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
-    """Return AdamW (Loshchilov & Hutter 2019) on summed gradients; mixed_float16 scales it."""
+    """Return AdamW (Loshchilov & Hutter 2019) for summed gradients; scaled in mixed_float16."""
     # Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
     # process. Each step sets the learning rate. With a beta_2 of 0.99 the second moment follows
     # within 100 steps, which short runs need. Adam's default of 0.999 takes 1,000.

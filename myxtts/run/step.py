@@ -174,7 +174,7 @@ class Step:
         return self._state.replicas.local_results(self._updating)
 
     def left_unchanged(self) -> bool:
-        """Whether a call that has just failed left the state: no replica began to update it."""
+        """Whether a failed call left the state as it was: no replica had begun to update it."""
         return all(int(step.numpy()) <= self._controls.steps_done for step in self._begun)
 
     def _concrete(self, function, batches: Sequence[Batch]):
@@ -210,7 +210,7 @@ class Step:
         outcome.numpy()
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """Wait; return losses, their sum, the gradient norm, and SKIPPED if they are scaled."""
+        """Wait; return losses, their sum, the gradient norm, and with a loss scale SKIPPED."""
         return dict(zip(self._outcome_names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod

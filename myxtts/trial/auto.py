@@ -215,7 +215,7 @@ def with_placement(config: Config, **settings: Any) -> Config:
 
 
 def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> list[Estimate]:
-    """Return the bound of each placement of such GPUs that can train so, the fastest first."""
+    """Return the bounds of placements that can train with the settings, the fastest first."""
     workers, accumulation = config.data.num_workers, config.training.gradient_accumulation
     mean_s = profile.times.mean_s(workers)
     # A batch of the bound is a microbatch.

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Generator, Iterator
-from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -14,7 +13,6 @@ from myxtts.devicefeed.errors import UserError
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
 
 Result = TypeVar("Result")
-Status = Literal["passed", "failed", "warning"]
 
 
 class Check(NamedTuple):
@@ -26,33 +24,29 @@ class Check(NamedTuple):
         to_do: what the user can do about it; empty if there is nothing to do.
     """
 
-    status: Status
+    status: Literal["passed", "failed", "warning"]
     name: str
     expected: str
     found: str
     to_do: str = ""
 
 
-def required(
-    condition: bool,
-    name: str,
-    expected: str,
-    found: str,
-    to_do: str = "",
-    otherwise: Status = "failed",
-) -> Check:
+def required(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
     """Return a check that fails unless the condition is true."""
     if condition:
         return Check("passed", name, expected, found)
-    return Check(otherwise, name, expected, found, to_do)
+    return Check("failed", name, expected, found, to_do)
 
 
-recommended = partial(required, otherwise="warning")
-"""A check that is a warning unless the condition is true."""
+def recommended(condition: bool, name: str, expected: str, found: str, to_do: str = "") -> Check:
+    """Return a check that is a warning unless the condition is true."""
+    if condition:
+        return Check("passed", name, expected, found)
+    return Check("warning", name, expected, found, to_do)
 
 
 def failed_by(error: Exception, name: str, expected: str) -> Check:
-    """Return a failed check: the first sentence of an error was found, the rest is to be done."""
+    """Return a failed check: an error first says what was found, and then what to do."""
     found, *to_do = re.split(r"(?<=[.:]) (?=[A-Z])", " ".join(str(error).split()), maxsplit=1)
     return Check("failed", name, expected, found.rstrip("."), "".join(to_do))
 

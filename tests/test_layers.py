@@ -37,12 +37,12 @@ BUDGETS = {
     "placement": 1153,
     "speak": 630,
     "batches": 1517,
-    "checkpoints": 1023,
-    "report": 1679,
+    "checkpoints": 955,
+    "report": 1640,
     "tasks": 7046,
-    "run": 3786,
-    "trial": 3080,
-    "commands": 930,
+    "run": 3710,
+    "trial": 2960,
+    "commands": 922,
     "extras": 7642,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}

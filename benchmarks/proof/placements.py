@@ -316,7 +316,7 @@ def bound_s(stages: StageProfile, config: Config, case: Case) -> float:
     gpus = settings.simulate_gpus or max(named_gpus(settings), default=0) + 1
     speeds, rows = Speeds.of([1.0] * gpus), (data.batch_size,) * case.replicas
     candidate = Candidate(settings, plan_routes(settings, gpus), speeds, rows)
-    mean_s = stages.times.per_reader(data.num_workers).mean_s()
+    mean_s = stages.times.mean_s(data.num_workers)
     all_reduce_s = stages.all_reduce_s if case.replicas > 1 else 0.0
     return case.replicas * candidate.bound(mean_s, data.num_workers, all_reduce_s).batch_s
 

@@ -37,7 +37,6 @@ from myxtts.checkpoints.files import (
     list_checkpoints,
 )
 from myxtts.config.advice import advice_on_run
-from myxtts.config.schema import Config
 from myxtts.config.synthesis import check_options
 from myxtts.corpus.build import difference
 from myxtts.corpus.manifest import Manifest, Vocabulary
@@ -62,10 +61,7 @@ class TrainedRun:
     # checkpoint was removed, the newest is used.
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> "TrainedRun":
-        """Open a run at a checkpoint such as step-002000; by default at the best, or the newest.
-
-        Raises CheckpointError if it does not exist or is damaged.
-        """
+        """Open a run at its best checkpoint, or at one by name; raises CheckpointError."""
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:
             found = "has no checkpoint"
@@ -137,8 +133,8 @@ class TrainedRun:
         self, requested: str | Path | None = None, iterations: int | None = None
     ) -> "VocoderChoice":
         """Choose the vocoder of a voice; see `select_vocoder`."""
-        settings, audio_format = self.record.settings, self.record.audio_format
-        return select_vocoder(self.path, settings, audio_format, requested, iterations)
+        named, audio_format = self.record.settings.model.vocoder, self.record.audio_format
+        return select_vocoder(self.path, named, audio_format, requested, iterations)
 
 
 class VocoderChoice(NamedTuple):
@@ -155,7 +151,7 @@ class VocoderChoice(NamedTuple):
 # format that the voice makes. Each message says whether the user or the settings named the vocoder.
 def select_vocoder(
     voice: Path,
-    settings: Config,
+    named: str | None,
     audio_format: dict[str, Any],
     requested: str | Path | None = None,
     iterations: int | None = None,
@@ -166,13 +162,12 @@ def select_vocoder(
     the voice's; ConfigError if iterations were requested for another vocoder than Griffin-Lim.
 
     Args:
-        voice: folder of the voice's run; settings and audio format are the voice's.
-        requested: folder of a vocoder's run or a file *.onnx, relative to the working folder, or
-            "griffin-lim".
+        voice: folder of the voice's run, whose settings name a vocoder or None.
+        requested: folder of a vocoder's run, a file *.onnx, or "griffin-lim".
     """
     if iterations is not None:
         check_options(iterations=iterations)
-    vocoder = settings.model.vocoder if requested is None else str(requested)
+    vocoder = named if requested is None else str(requested)
     if vocoder is None:
         return VocoderChoice(iterations=iterations, note=" (no --vocoder was given)")
     if vocoder == GRIFFIN_LIM:

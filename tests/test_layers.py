@@ -52,7 +52,7 @@ PROOF_TEST = re.compile(r"test_(boundaries|worst_values|gpu_proof|proof_\w+)\.py
 PRIVATE = {PACKAGE / "base/tf_internals.py", PACKAGE / "devicefeed/internals.py"}
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
-base.errors base.clock base.machine base.terminal base.console base.processes base.plugins
+base.errors base.clock base.machine base.console base.processes base.plugins
 base.members config distributed.cluster distributed.rendezvous distributed.launcher
 placement.settings placement.bound placement.gpu_memory devicefeed.errors devicefeed.routes
 devicefeed.times audio.format text corpus.layouts corpus.manifest corpus.demo_corpus corpus.texts

@@ -13,8 +13,9 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from myxtts.audio.audio_file import UnusableAudio, read_header, read_pcm, resampled_length
+from myxtts.audio.audio_file import read_pcm, resampled_length
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import UnusableAudio, read_header
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.build import UNKNOWN_LANGUAGE, UNKNOWN_SYMBOL, build_manifest, report_rejected

@@ -16,8 +16,9 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm
+from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_pcm
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import read_header
 from myxtts.base.errors import DataError
 from myxtts.base.members import Member, member_of, read_member, read_members
 from myxtts.batches.contract import TEXT

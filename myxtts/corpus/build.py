@@ -24,15 +24,13 @@ from tqdm import tqdm
 from myxtts.audio.audio_file import (
     TRIMMED_S,
     WHOLE,
-    AudioHeader,
-    UnusableAudio,
     check_finite,
-    read_header,
     read_pcm,
     resampled_length,
     speech_span,
 )
 from myxtts.audio.format import SAMPLE_RATE_HZ, frame_count
+from myxtts.audio.sound_header import AudioHeader, UnusableAudio, read_header
 from myxtts.base.errors import DataError
 from myxtts.base.files import FileStamp, file_stamp, write_csv
 from myxtts.base.members import is_url, member_of

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 
-from myxtts.audio.audio_file import wav_header
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import wav_header
 from myxtts.base.errors import DataError
 from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_copy
 from myxtts.text.frontend import normalise_text

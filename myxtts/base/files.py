@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 from myxtts.base.errors import ConfigError, DataError
 
 STEM_BYTES = 180
@@ -64,6 +66,11 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
     except UnicodeDecodeError as error:
         reason = f"it is not UTF-8 at byte {error.start}"
     raise DataError(f"the text in {source} cannot be read: {reason}. Give a text in UTF-8.")
+
+
+def table_beside(module_file: str, name: str) -> Any:
+    """Return the content of a YAML file of this package in the folder of a module."""
+    return yaml.safe_load(Path(module_file).with_name(name).read_text("utf-8"))
 
 
 def partial_file_of(path: Path) -> Path:

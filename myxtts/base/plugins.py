@@ -14,17 +14,13 @@ import logging
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from myxtts.base.errors import ConfigError
+from myxtts.base.files import table_beside
 
 # The first object of a group that takes something is used: packages of others come before these.
-GROUPS: dict[str, dict[str, str]] = yaml.safe_load(
-    Path(__file__).with_name("plugins.yaml").read_text("utf-8")
-)
+GROUPS: dict[str, dict[str, str]] = table_beside(__file__, "plugins.yaml")
 
 log = logging.getLogger(__name__)
 

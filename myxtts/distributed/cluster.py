@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from myxtts.base.errors import ConfigError
+from myxtts.base.files import table_beside
 from myxtts.devicefeed.errors import PlacementError
 
 # Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
@@ -98,10 +97,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
 
 
-_LAUNCHERS = [
-    _Launcher(**variables)
-    for variables in yaml.safe_load(Path(__file__).with_name("launchers.yaml").read_text("utf-8"))
-]
+_LAUNCHERS = [_Launcher(**variables) for variables in table_beside(__file__, "launchers.yaml")]
 
 
 def find_cluster(environ: Mapping[str, str]) -> Cluster | None:

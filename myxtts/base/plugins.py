@@ -1,8 +1,7 @@
 """The door: where the program finds what it can do without, its own extras and packages of others.
 
 A group has names and objects, which are imported when they are used. plugins.yaml has ours; an
-installed package adds its own as entry points of `myxtts.GROUP`. An extra whose folder was removed
-is left out.
+installed package adds its own as entry points of `myxtts.GROUP`.
 
     commands   a module with NAME, HELP, main(argv, prog), and EXTRA if it needs an extra
     corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout

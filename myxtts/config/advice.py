@@ -37,8 +37,7 @@ def other_names() -> dict[str, dict[str, Any]]:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name among `names` that a misspelt name means, or None.
 
-    Each word has at most one edit in four letters. A word that other names have is no misspelling:
-    --eval-data is not --val-data, nor --speed --seed.
+    Each word has at most one edit in four letters: --eval-data is not --val-data.
     """
     from rapidfuzz.distance import OSA
 

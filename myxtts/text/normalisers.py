@@ -61,8 +61,7 @@ LIBRARIES = {
 def words_of(text: str, language: str) -> str:
     """Return a sentence with its numbers, dates, money and abbreviations as words.
 
-    It stays as it is in a language without a library. Raises ConfigError if the library is missing,
-    and DataError if it fails on the sentence.
+    Raises ConfigError if the library is missing, and DataError if it fails on the sentence.
     """
     code = canonical_code(language).split("-")[0]
     if code not in LIBRARIES:

@@ -69,8 +69,8 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
 
 
 def table_beside(module_file: str, name: str) -> Any:
-    """Return the content of a YAML file of this package in the folder of a module."""
-    return yaml.safe_load(Path(module_file).with_name(name).read_text("utf-8"))
+    """Return the content of a YAML file of this package in or below the folder of a module."""
+    return yaml.safe_load((Path(module_file).parent / name).read_text("utf-8"))
 
 
 def partial_file_of(path: Path) -> Path:

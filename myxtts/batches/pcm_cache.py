@@ -87,16 +87,7 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
             is_intact[row] = True
         return found
 
-    def copy(rows, starts, samples, padded):
-        batch = np.zeros((len(rows), padded), np.int16)
-        # One copy per row; an index array would take 8 times the memory of the data.
-        for i, (row, start, count) in enumerate(zip(rows.tolist(), starts, samples, strict=True)):
-            # A row of no samples names no utterance whose checksum could be compared.
-            if count:
-                batch[i, :count] = wave(row)[start : start + count]
-        return batch
-
-    return rows_by_numpy(copy)
+    return rows_by_numpy(lambda rows: map(wave, rows.tolist()))
 
 
 def _digest(*values: object) -> bytes:

@@ -18,7 +18,7 @@ from myxtts.audio.audio_file import WHOLE
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.files import write_whole
 from myxtts.corpus.rows import RejectedRow, shortened
-from myxtts.text.symbols import SymbolTable, frames_needed
+from myxtts.text.symbols import SymbolTable
 
 BEFORE = ".before.npz"  # the manifest that another one has replaced
 DIGEST_BYTES = 32
@@ -53,7 +53,8 @@ class LengthRule(NamedTuple):
     """The minimum number of mel frames for a text, which the network first subsamples.
 
     CTC needs a frame for each symbol and for the blank between equal neighbours (Graves et al.
-    2006). An alignment needs a frame for each symbol, and for begin and end.
+    2006): with fewer the loss is infinite, and a single step on it destroys the weights. An
+    alignment needs a frame for each symbol, and for begin and end.
     """
 
     ctc: bool = False
@@ -61,7 +62,7 @@ class LengthRule(NamedTuple):
 
     def frames_needed(self, symbols: Sequence[str]) -> int:
         labels = np.asarray(symbols)
-        return self.frames_needed_for(len(labels), frames_needed(labels) - len(labels))
+        return self.frames_needed_for(len(labels), np.count_nonzero(labels[1:] == labels[:-1]))
 
     def frames_needed_for(self, count, equal_neighbours):
         """Return the same for numbers of symbols and of equal neighbours; integers or arrays."""

@@ -35,8 +35,8 @@ def ctc_losses(logits, frames, labels, count):
     `ctc_losses_by_recursion` computes rows of more than CUDNN_MAX_LABELS labels. Only batches that
     have such rows pay for it.
 
-    Logits float32 [B, T, V], frames int32 [B], at least `symbols.frames_needed`, labels int32 [B,
-    U], padded with the blank, and their counts int32 [B].
+    Logits float32 [B, T, V], frames int32 [B], at least `LengthRule.frames_needed`, labels int32
+    [B, U], padded with the blank, and their counts int32 [B].
     """
     if tf_internals.device_type_in_scope() != "GPU":
         return _losses_by_kernel(logits, frames, labels, count)

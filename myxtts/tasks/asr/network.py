@@ -86,7 +86,7 @@ class ASRModel(keras.Model):
 
         Its sum over all batches and replicas of a step is the mean over that step's tokens. Nothing
         is averaged over batches of different sizes. Empty rows and rows without labels add nothing.
-        On the CPU, a row of fewer frames than `symbols.frames_needed` is an InvalidArgumentError.
+        On the CPU, a row of fewer frames than LengthRule asks for is an InvalidArgumentError.
 
         Returns:
             Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.

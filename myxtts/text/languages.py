@@ -1,4 +1,4 @@
-"""Names, one spelling of each; languages: their codes, and their scripts."""
+"""Languages: the one that is meant, and their scripts."""
 
 import unicodedata
 from collections import Counter

@@ -38,8 +38,7 @@ from myxtts.checkpoints.files import (
 )
 from myxtts.config.advice import advice_on_run
 from myxtts.config.synthesis import check_options
-from myxtts.corpus.build import difference
-from myxtts.corpus.manifest import Manifest, Vocabulary
+from myxtts.corpus.manifest import Manifest, Vocabulary, difference
 
 GRIFFIN_LIM = "griffin-lim"  # instead of the folder of a vocoder's run
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 
-from myxtts.audio.audio_file import wav_header
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import wav_header
 from myxtts.base.errors import DataError
+from myxtts.base.files import table_beside
 from myxtts.text.espeak import PAUSE, WORD_GAP, Espeak, EspeakVoice, isolated_copy
 from myxtts.text.frontend import normalise_text
 
@@ -96,7 +96,7 @@ def grammar_languages() -> list[str]:
 
 
 def load_grammar(language: str) -> Grammar:
-    content = yaml.safe_load((_GRAMMARS / f"{language}.yaml").read_text(encoding="utf-8"))
+    content = table_beside(__file__, f"grammars/{language}.yaml")
     return Grammar(tuple(content["templates"]), content["slots"])
 
 

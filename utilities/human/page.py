@@ -32,8 +32,9 @@ import numpy as np
 import soundfile
 import soxr
 
-from myxtts.audio.audio_file import read_header, read_wave
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import read_header
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_whole

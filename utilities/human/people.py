@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import scipy.signal
 
-from myxtts.audio.audio_file import read_header, read_wave, write_wav
+from myxtts.audio.audio_file import read_wave, write_wav
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import read_header
 from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_whole

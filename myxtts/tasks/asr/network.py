@@ -84,7 +84,7 @@ class ASRModel(keras.Model):
 
         Its sum over all batches and replicas of a step is the mean over that step's tokens. Empty
         rows and rows without labels add nothing. On the CPU, a row of fewer frames than
-        `symbols.frames_needed` is an InvalidArgumentError. Outputs: `logits` float32 [B, T', V];
+        `LengthRule.frames_needed` is an InvalidArgumentError. Outputs: `logits` float32 [B, T', V];
         `frames` int32 [B], their real frames.
         """
         seed = batch["seed"] if training else None

@@ -14,14 +14,9 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
-from myxtts.audio.audio_file import (
-    HEADER_BYTES,
-    REFERENCE,
-    BlockwiseFile,
-    check_recording,
-    wav_header,
-)
+from myxtts.audio.audio_file import REFERENCE, BlockwiseFile, check_recording
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import HEADER_BYTES, wav_header
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import check_writable, partial_file_of
 from myxtts.checkpoints.trained_run import TrainedRun

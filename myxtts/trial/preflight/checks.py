@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from myxtts.base.terminal import printable
+from myxtts.base.console import printable
 from myxtts.devicefeed.errors import UserError
 
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}

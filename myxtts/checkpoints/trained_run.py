@@ -39,6 +39,7 @@ from myxtts.checkpoints.files import (
 from myxtts.config.advice import advice_on_run
 from myxtts.config.synthesis import check_options
 from myxtts.corpus.manifest import Manifest, Vocabulary, difference
+from myxtts.speak.voices import run_folder
 
 GRIFFIN_LIM = "griffin-lim"  # instead of the folder of a vocoder's run
 
@@ -61,11 +62,12 @@ class TrainedRun:
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> "TrainedRun":
         """Open a run at its best checkpoint, or at one by name; raises CheckpointError."""
+        path = run_folder(path)
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:
             found = "has no checkpoint"
             if any(path.glob("*.onnx")):
-                found = "is an exported voice, which `myxtts serve --model` takes"
+                found = "is an exported voice, which `myxtts serve --voice` takes"
             raise CheckpointError(
                 f"{path} {found}. Give the folder of a run that has one, such as"
                 " runs/my_voice; a run writes one every --checkpoint-every steps and at its end."
@@ -155,7 +157,7 @@ def select_vocoder(
     requested: str | Path | None = None,
     iterations: int | None = None,
 ) -> VocoderChoice:
-    """Choose the vocoder of a voice: as requested, else by its settings, else Griffin-Lim.
+    """Choose the vocoder: as requested, else by the settings, else its own, else Griffin-Lim.
 
     Raises CheckpointError if the run has no checkpoint, is no vocoder, or its audio format is not
     the voice's; ConfigError if iterations were requested for another vocoder than Griffin-Lim.
@@ -167,6 +169,9 @@ def select_vocoder(
     if iterations is not None:
         check_options(iterations=iterations)
     vocoder = named if requested is None else str(requested)
+    own = voice / "vocoder"  # of a published voice
+    if vocoder is None and own.is_dir():
+        vocoder = str(own)
     if vocoder is None:
         return VocoderChoice(iterations=iterations, note=" (no --vocoder was given)")
     if vocoder == GRIFFIN_LIM:

@@ -135,6 +135,12 @@ def local_path(flag: str, text: str) -> Path:
     return Path(text)
 
 
+def add_voice_flag(parser: argparse._ActionsContainer, **options: Any) -> None:
+    """Add --voice, for `open_speaker`."""
+    kinds = "name of a voice, an exported folder, a file *.onnx of Piper or MyXTTS, or a run"
+    add_flag(parser, "--voice", kinds, **options)
+
+
 def add_option(
     parser: argparse._ActionsContainer, flag: str, name: str, meaning: str, **options: Any
 ) -> None:

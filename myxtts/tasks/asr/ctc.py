@@ -31,8 +31,8 @@ def ctc_labels(tokens, token_count):
 def ctc_losses(logits, frames, labels, count):
     """Return the CTC loss of each row, float32 [B]; 0 for a row without labels.
 
-    Logits float32 [B, T, V], frames int32 [B], at least `LengthRule.frames_needed`, labels int32 [B,
-    U], padded with the blank, and their counts int32 [B].
+    Logits float32 [B, T, V], frames int32 [B], at least `LengthRule.frames_needed`, labels int32
+    [B, U], padded with the blank, and their counts int32 [B].
     """
     if tf_internals.device_type_in_scope() != "GPU":
         return _losses_by_kernel(logits, frames, labels, count)

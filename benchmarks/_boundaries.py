@@ -20,7 +20,7 @@ from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.placement.devices import configure_default
 from myxtts.tasks import loading
 from myxtts.tasks.evaluation.held_out import Utterance, load_held_out
-from myxtts.tasks.tts.utterances import align_utterances, load_utterances
+from myxtts.tasks.tts.utterances import load_utterances
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH
 from myxtts.text.symbols import SymbolTable
 
@@ -176,8 +176,7 @@ def run_figures(run: Path, count: int) -> tuple[dict[str, float], str]:
         )
     route = configure_default().routes[0]
     network = loading.load_network(trained, route.model, "tts")
-    utterances, batches = load_utterances(network, corpus, route, run, count)
-    utterances = align_utterances(network, utterances, batches, route.model)
+    utterances = load_utterances(network, corpus, route, run, count, aligned=True)
     return alignment_figures(utterances, alignments, trained.record.vocabulary.symbols)
 
 

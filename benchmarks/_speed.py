@@ -8,7 +8,7 @@ from statistics import median
 import tensorflow as tf
 
 from benchmarks._flops import matmul_flops_per_s, step_flops
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.audio.vocoder import GriffinLim
 from myxtts.batches.corpora import Corpus
 from myxtts.batches.pipeline import Pipeline
@@ -24,9 +24,8 @@ from myxtts.tasks import loading
 from myxtts.tasks.evaluation.held_out import MeasuredCorpus, Utterance, load_held_out
 from myxtts.tasks.evaluation.speech import vocode_mels
 from myxtts.tasks.registry import task_of
-from myxtts.tasks.tts.speech import predict_mels
 from myxtts.tasks.tts.task import synthesis_options
-from myxtts.tasks.tts.utterances import load_utterances
+from myxtts.tasks.tts.utterances import load_utterances, predict_mels
 
 
 def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[str, float]:
@@ -89,7 +88,7 @@ def synthesis_speed(
 ) -> dict[str, float]:
     """Return the seconds of computation per second of speech, after one warm-up pass."""
     network = loading.load_network(trained, route.model, "tts")
-    loaded, _ = load_utterances(network, measured, route, trained.path, utterances)
+    loaded = load_utterances(network, measured, route, trained.path, utterances)
     options = synthesis_options(measured.config.model)
 
     def synthesize_batch(batch: Sequence[Utterance]) -> float:
@@ -97,7 +96,7 @@ def synthesis_speed(
         vocoder = GriffinLim(iterations)
         mels = predict_mels(network, trained.record, batch, options, route.model)
         waves = vocode_mels(vocoder, mels, route.model)
-        return sum(map(len, waves)) / SAMPLE_RATE_HZ
+        return sum(map(len, waves)) / sample_rate_hz()
 
     figures = {}
     for name, batches in (("single", [[utterance] for utterance in loaded]), ("batch", [loaded])):

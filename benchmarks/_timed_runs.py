@@ -35,64 +35,52 @@ class Target:
     maximum: float | None = None
 
     def __str__(self) -> str:
-        bounds = [f"≥ {self._format(self.minimum)}"] if self.minimum is not None else []
-        return " ".join(
-            [*bounds, f"≤ {self._format(self.maximum)}"] if self.maximum is not None else bounds
-        )
+        bounds = ("≥", self.minimum), ("≤", self.maximum)
+        shown = (f"{sign} {self._format(of)}" for sign, of in bounds if of is not None)
+        return " ".join(shown)
 
     def row(self, values: Sequence[float]) -> str:
         value = median(values)
-        reached = (self.minimum is None or value >= self.minimum) and (
-            self.maximum is None or value <= self.maximum
-        )
+        high_enough = self.minimum is None or value >= self.minimum
+        reached = high_enough and (self.maximum is None or value <= self.maximum)
         several = f" ({', '.join(map(self._format, values))})" if len(values) > 1 else ""
         verdict = ("yes" if reached else "no") if str(self) else "–"
         return f"| {self.name} | {str(self) or '–'} | {self._format(value)}{several} | {verdict} |"
 
     def _format(self, value: float) -> str:
-        return (
-            f"{100 * value:.1f} %"
-            if self.unit == "%"
-            else f"{value:.3g}{self.unit and ' ' + self.unit}"
-        )
+        if self.unit == "%":
+            return f"{100 * value:.1f} %"
+        return f"{value:.3g} {self.unit}".rstrip()
+
+
+# How a run went, as `training_figures` has it.
+TRAINING = {
+    "wait_share": Target("wait share in dual placement", "%", maximum=0.01),
+    "steps": Target("steps"),
+    "steps_per_s": Target("steps per second"),
+    "training_minutes": Target("time of the steps", "min"),
+}
 
 
 def parse_options(parser: argparse.ArgumentParser, parts: Sequence[str] = ()) -> argparse.Namespace:
-    """Parse the command line; `train_flags` are the arguments after --, which are for
-    train_main.py.
-
-    Adds --seeds, --only and --json to the options, which the benchmarks of timed runs have in
-    common.
+    """Parse the command line, also with --seeds, --only and --json, which these benchmarks share.
+    `train_flags` are the arguments after --, which are for train_main.py.
 
     Args:
         parts: further values of --only.
     """
     parser.epilog = "Arguments after -- are passed to train_main.py."
-    parser.add_argument(
-        "--seeds",
-        type=bounded(int, 0, 2**31 - 1),
-        nargs="+",
-        default=[0],
-        help="of the runs; medians are shown",
-    )
-    parser.add_argument(
-        "--only",
-        choices=(*parts, "train", "measure"),
-        help="only train, or only measure existing runs, and the like",
-    )
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        type=absolute,
-        help="output file for the figures (default: beside the runs)",
-    )
+    seed, parts = bounded(int, 0, 2**31 - 1), (*parts, "train", "measure")
+    add = parser.add_argument
+    add("--seeds", type=seed, nargs="+", default=[0], help="of the runs; medians are shown")
+    add("--only", choices=parts, help="only train, or only measure existing runs, and the like")
+    of_json = "output file for the figures (default: beside the runs)"
+    add("--json", metavar="FILE", type=absolute, help=of_json)
     arguments, train_flags = split_arguments(sys.argv[1:])
     options = parser.parse_args(arguments)
     options.train_flags = train_flags
     if train_flags and options.only == "measure":
-        parser.error(
-            "arguments after -- are passed to train_main.py, which --only measure does not run"
-        )
+        parser.error("arguments after -- are for train_main.py, which --only measure does not run")
     return options
 
 

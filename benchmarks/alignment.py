@@ -62,7 +62,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--shapes",
         type=shape,
         nargs="+",
@@ -70,9 +71,7 @@ def parse() -> argparse.Namespace:
         metavar="ROWSxFRAMESxTOKENS",
         help="batches to search",
     )
-    parser.add_argument(
-        "--repeats", type=bounded(int, 1), default=21, help="turns of each implementation"
-    )
+    add("--repeats", type=bounded(int, 1), default=21, help="turns of each implementation")
     return parser.parse_args()
 
 

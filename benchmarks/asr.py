@@ -38,14 +38,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Compare encoders for speech recognition: LMU and GRU."
     )
-    parser.add_argument("--encoders", nargs="+", choices=("lmu", "gru"), default=("lmu", "gru"))
-    parser.add_argument(
-        "--steps", type=bounded(int, 50), default=300, help="training steps (default 300)"
-    )
-    parser.add_argument(
-        "--seed", type=bounded(int, 0), default=0, help="seed of the runs (default 0)"
-    )
-    parser.add_argument("--config", default=CONFIG, help=f"configuration (default {CONFIG})")
+    add = parser.add_argument
+    add("--encoders", nargs="+", choices=("lmu", "gru"), default=("lmu", "gru"))
+    add("--steps", type=bounded(int, 50), default=300, help="training steps (default 300)")
+    add("--seed", type=bounded(int, 0), default=0, help="seed of the runs (default 0)")
+    add("--config", default=CONFIG, help=f"configuration (default {CONFIG})")
     return parser.parse_args(arguments)
 
 

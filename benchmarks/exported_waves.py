@@ -40,7 +40,7 @@ def main() -> int:
     import numpy as np
     import tensorflow as tf
 
-    from myxtts.audio.format import SAMPLE_RATE_HZ
+    from myxtts.audio.format import sample_rate_hz
     from myxtts.audio.vocoder import NetworkVocoder
     from myxtts.base.errors import ConfigError
     from myxtts.checkpoints.trained_run import TrainedRun
@@ -95,7 +95,7 @@ def main() -> int:
         speak(spoken[0])
         started_s = time.perf_counter()
         waves = [speak(inputs).ravel() for inputs in spoken]
-        factor = (time.perf_counter() - started_s) * SAMPLE_RATE_HZ / sum(map(len, waves))
+        factor = (time.perf_counter() - started_s) * sample_rate_hz() / sum(map(len, waves))
         expected = expected or waves
         errors = [
             float(np.sqrt(np.mean(np.square(wave - true)) / np.mean(np.square(true))))

@@ -77,10 +77,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             " wrong use."
         ),
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("proof"), help="folder of the results (default proof)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("proof"), help="folder of the results (default proof)")
+    add(
         "--sections",
         metavar="N",
         type=int,
@@ -89,7 +88,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=numbers,
         help=f"some of {numbers}",
     )
-    parser.add_argument(
+    add(
         "--minutes",
         type=bounded(float, 0.1, 1440.0),
         default=10.0,
@@ -101,10 +100,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         ("--virtual-gpus", "use N virtual GPUs, which need g++: TensorFlow's GPU runtime on a CPU"),
     ):
         kinds.add_argument(flag, metavar="N", type=bounded(int, 1, 8), default=0, help=meaning)
-    parser.add_argument(
-        "--small", action="store_true", help="smallest models and fewest steps, to test the proof"
-    )
-    parser.add_argument(
+    add("--small", action="store_true", help="smallest models and fewest steps, to test the proof")
+    add(
         "--in-process",
         action="store_true",
         help="run all sections in this process, without time limits",

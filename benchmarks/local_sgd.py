@@ -51,38 +51,32 @@ class Bench:
 
     def __init__(self, corpus: Path, folder: Path, steps: int, seed: int):
         self.folder, self.steps, self.corpus = folder, steps, corpus
-        self.common = (
-            f"--config {ROOT}/configs/asr_voice.yaml --runs-dir {folder} --seed {seed} {QUIET}"
-        )
+        self.common = f"--config {ROOT}/configs/asr_voice.yaml --runs-dir {folder}"
+        self.common += f" --train-data {corpus} --seed {seed} {QUIET}"
         self.seed = seed
 
     def run(self, *command: str, codes: tuple[int, ...] = (0,)) -> None:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
         if done.returncode not in codes:
-            raise TrainingError(
-                f"{' '.join(command)} ended with code"
-                f" {done.returncode}:\n{done.stdout}{done.stderr}"
-            )
+            ended = f"{' '.join(command)} ended with code {done.returncode}"
+            raise TrainingError(f"{ended}:\n{done.stdout}{done.stderr}")
 
     def checkpoints(self, *runs: str) -> list[Path]:
         found = {run: latest(self.folder / run / "checkpoints") for run in runs}
         if missing := [run for run, checkpoint in found.items() if checkpoint is None]:
-            raise TrainingError(
-                f"{' and '.join(missing)} wrote no checkpoint: see their log.txt in {self.folder}"
-            )
+            runs = " and ".join(missing)
+            raise TrainingError(f"{runs} wrote no checkpoint: see their log.txt in {self.folder}")
         return [checkpoint for checkpoint in found.values() if checkpoint is not None]
 
     def train(self, name: str, steps: int, flags: str) -> list[Path]:
-        flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {flags}"
+        flags = f"{self.common} --run {name} --max-steps {steps} {flags}"
         self.run("train_main.py", *flags.split())
         return self.checkpoints(name)
 
     def jobs(self, name: str, warmstart_steps: int, flags: str) -> list[Path]:
         """Train two jobs from a common start, and merge them."""
         steps = (self.steps + warmstart_steps) // 2
-        flags = f"{self.common} --train-data {self.corpus} --run {name} --max-steps {steps} {flags}"
+        flags = f"{self.common} --run {name} --max-steps {steps} {flags}"
         launcher_flags = f"{JOBS} --warmstart-steps {warmstart_steps}"
         # Exit code 1: the mean is worse than its best input.
         self.run("-m", "myxtts", "jobs", *flags.split(), *launcher_flags.split(), codes=(0, 1))
@@ -92,9 +86,8 @@ class Bench:
         return checkpoints
 
     def with_syncs(self, name: str, syncs: int, flags: str = "") -> list[Path]:
-        return self.jobs(
-            name, round(WARMSTART_FRACTION * self.steps), f"--num-syncs {syncs} {flags}"
-        )
+        warmstart_steps = round(WARMSTART_FRACTION * self.steps)
+        return self.jobs(name, warmstart_steps, f"--num-syncs {syncs} {flags}")
 
     def from_different_starts(self, name: str) -> list[Path]:
         """Train two jobs with different initial weights, each on a shard and half the machine."""
@@ -109,28 +102,21 @@ class Bench:
         data = f"--val-data {shards}/held_out.csv --audio-root {self.corpus} {HALF}"
 
         def train_job(number: int) -> None:
-            job_flags = (
-                f"--train-data {shards}/shard-{number}.csv --run {name}-{number} --max-steps"
-                f" {self.steps // 2}"
-            )
-            flags = f"{self.common} {job_flags} {data} --seed {self.seed + number}"
+            flags = f"{self.common} --train-data {shards}/shard-{number}.csv --run {name}-{number}"
+            flags += f" --max-steps {self.steps // 2} {data} --seed {self.seed + number}"
             pinned(cores[number], "train_main.py", *flags.split())
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(train_job, (0, 1)))
         checkpoints = self.checkpoints(f"{name}-0", f"{name}-1")
-        output = str(self.folder / f"{name}-merged")
-        self.run(
-            "utilities/merge_checkpoints.py",
-            "--checkpoints",
-            *map(str, checkpoints),
-            "--output",
-            output,
-            "--force",
-        )
+        inputs = "--checkpoints", *map(str, checkpoints)
+        output = "--output", str(self.folder / f"{name}-merged"), "--force"
+        self.run("utilities/merge_checkpoints.py", *inputs, *output)
         return checkpoints
 
 
+KEEP, RESET = "--sync-optimizer keep", "--sync-optimizer reset"
+NESTEROV = "--outer-learning-rate 0.7 --outer-momentum 0.9"
 CASES: dict[str, Case] = {
     "single job": lambda bench: bench.train("single", bench.steps, DUAL),
     "two replicas": lambda bench: bench.train("replicas", bench.steps // 2, REPLICAS),
@@ -139,24 +125,19 @@ CASES: dict[str, Case] = {
     "one merge, different starts": lambda bench: bench.from_different_starts("different"),
     "5 syncs": lambda bench: bench.with_syncs("five", 5),
     "20 syncs": lambda bench: bench.with_syncs("twenty", 20),
-    "5 syncs, optimizers kept": lambda bench: bench.with_syncs("kept", 5, "--sync-optimizer keep"),
-    "5 syncs, optimizers reset": lambda bench: bench.with_syncs(
-        "reset", 5, "--sync-optimizer reset"
-    ),
-    "5 syncs, outer Nesterov 0.7, 0.9": lambda bench: bench.with_syncs(
-        "outer", 5, "--outer-learning-rate 0.7 --outer-momentum 0.9"
-    ),
+    "5 syncs, optimizers kept": lambda bench: bench.with_syncs("kept", 5, KEEP),
+    "5 syncs, optimizers reset": lambda bench: bench.with_syncs("reset", 5, RESET),
+    "5 syncs, outer Nesterov 0.7, 0.9": lambda bench: bench.with_syncs("outer", 5, NESTEROV),
 }
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--corpus", type=Path, default=Path("data/asr"), help="(default data/asr)")
-    parser.add_argument(
-        "--steps", type=bounded(int, 40), default=400, help="steps of a single job (default 400)"
-    )
-    parser.add_argument("--seed", type=bounded(int, 0, 1000), default=0)
-    parser.add_argument(
+    add = parser.add_argument
+    add("--corpus", type=Path, default=Path("data/asr"), help="(default data/asr)")
+    add("--steps", type=bounded(int, 40), default=400, help="steps of a single job (default 400)")
+    add("--seed", type=bounded(int, 0, 1000), default=0)
+    add(
         "--cases",
         nargs="+",
         choices=CASES,

@@ -13,7 +13,8 @@ import soxr
 import tensorflow as tf
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.loudness import loudness, with_loudness
+from myxtts.audio.k_weighting import OFFSET_DB
+from myxtts.audio.loudness import gated_power, with_loudness
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.build import build_manifest
 from myxtts.corpus.layouts import read_corpus
@@ -37,7 +38,8 @@ def main() -> None:
             print(f"{corpus}, --trim {trim}: {minutes:.1f} minutes, {took_s:.1f} s of CPU time")
         chosen = np.random.default_rng(0).choice(len(manifest), RECORDINGS)
         waves += [read_row(manifest, row) for row in chosen.tolist()]
-    found = np.array([loudness(wave[None], np.array([len(wave)]))[0] for wave in waves])
+    power = [gated_power(wave[None], np.array([len(wave)]))[0] for wave in waves]
+    found = OFFSET_DB + 10.0 * np.log10(power)
     at_48_khz = [soxr.resample(wave, SAMPLE_RATE_HZ, RATE_HZ) for wave in waves]
     for rate_hz, filters in ((SAMPLE_RATE_HZ, "K-weighting"), (RATE_HZ, "DeMan")):
         meter = pyloudnorm.Meter(rate_hz, filter_class=filters)

@@ -75,15 +75,10 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--minutes",
-        type=bounded(float, 0.1, 1e5),
-        default=9.0,
-        help="minutes of steps of each run (default 9)",
-    )
-    parser.add_argument(
-        "--name", default="noisy", help="first part of the names of the runs (default noisy)"
-    )
+    add = parser.add_argument
+    minutes = bounded(float, 0.1, 1e5)
+    add("--minutes", type=minutes, default=9.0, help="minutes of steps of each run (default 9)")
+    add("--name", default="noisy", help="first part of the names of the runs (default noisy)")
     return parse_options(parser)
 
 
@@ -117,17 +112,9 @@ def measure(run: Path) -> dict:
     noise = ("--noise-snr-db", *SNRS_DB, "--rt60", *RT60S_S)
     run_script("-m", "myxtts", "evaluate", "--run", str(run), "--json", str(score), *noise)
     if not profile.exists():
-        run_script(
-            "utilities/dual_gpu_bottleneck_profiler.py",
-            *(
-                "--config",
-                str(settings_of(run)),
-                "--num-steps",
-                str(PROFILE_STEPS),
-                "--json",
-                str(profile),
-            ),
-        )
+        flags = "--config", str(settings_of(run)), "--num-steps", str(PROFILE_STEPS)
+        script = "utilities/dual_gpu_bottleneck_profiler.py"
+        run_script(script, *flags, "--json", str(profile))
     rates = json.loads(score.read_text(encoding="utf-8"))
     stages = json.loads(profile.read_text(encoding="utf-8"))["stages"]
     return {
@@ -144,40 +131,28 @@ def print_figures(figures: dict[str, list[dict]]) -> None:
     print(f"\n{', '.join(run['run'] for kind in KINDS for run in figures[kind])}\n")
     print("| | without augmentation | with augmentation | change |\n|---|---|---|---|")
     conditions = figures["with"][0]["rates"]
-    rates = {
-        condition: [rate_of(figures[kind], condition) for kind in KINDS] for condition in conditions
-    }
+    rates = {name: [rate_of(figures[kind], name) for kind in KINDS] for name in conditions}
     for condition, (without, augmented) in rates.items():
         change = f"{100 * (augmented / without - 1):+.0f} %" if without else "–"
-        print(
-            f"| character error rate, {condition} | {100 * without:.2f} % | {100 * augmented:.2f} %"
-            f" | {change} |"
-        )
+        both = f"{100 * without:.2f} % | {100 * augmented:.2f} %"
+        print(f"| character error rate, {condition} | {both} | {change} |")
     for key, name, factor, unit in (
         ("produce_s", "P, producing a batch", 1e3, "ms"),
         ("step_s", "C, a step", 1e3, "ms"),
         ("steps", "steps", 1, ""),
         ("training_minutes", "time of the steps", 1, "min"),
     ):
-        cells = [
-            f"{factor * median(run[key] for run in figures[kind]):.4g} {unit}".strip()
-            for kind in KINDS
-        ]
+        medians = (factor * median(run[key] for run in figures[kind]) for kind in KINDS)
+        cells = [f"{value:.4g} {unit}".strip() for value in medians]
         print(f"| {name} | {' | '.join(cells)} | |")
     reduction = 1 - rates[JUDGED][1] / rates[JUDGED][0]
     loss = rates[CLEAN][1] - rates[CLEAN][0]
-    targets = {
-        f"errors at 5 dB reduced by ≥ {MIN_REDUCTION:.0%}": (
-            f"{reduction:.1%}",
-            reduction >= MIN_REDUCTION,
-        ),
-        f"clean rate higher by ≤ {100 * MAX_CLEAN_LOSS:g} points": (
-            f"{100 * loss:+.2f}",
-            loss <= MAX_CLEAN_LOSS,
-        ),
-    }
+    reduced, higher = f"{MIN_REDUCTION:.0%}", f"{100 * MAX_CLEAN_LOSS:g} points"
     print("\n| target | result | reached |\n|---|---|---|")
-    for target, (result, reached) in targets.items():
+    for target, result, reached in (
+        (f"errors at 5 dB reduced by ≥ {reduced}", f"{reduction:.1%}", reduction >= MIN_REDUCTION),
+        (f"clean rate higher by ≤ {higher}", f"{100 * loss:+.2f}", loss <= MAX_CLEAN_LOSS),
+    ):
         print(f"| {target} | {result} | {'yes' if reached else 'no'} |")
 
 

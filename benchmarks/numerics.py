@@ -13,6 +13,7 @@ needs a virtual GPU, which rounds as GPUs since Ampere do.
 """
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -56,16 +57,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("ctc", "mel", "tf32"))
-    parser.add_argument(
-        "--waves", type=Path, default=Path("data/demo/wavs"), help="folder of recordings"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("part", choices=("ctc", "mel", "tf32"))
+    add("--waves", type=Path, default=Path("data/demo/wavs"), help="folder of recordings")
+    add(
         "--utterances", type=bounded(int, 1), default=24, help="number of recordings, first by name"
     )
-    parser.add_argument(
-        "--repeats", type=bounded(int, 1), default=5, help="measurements of each alternative"
-    )
+    add("--repeats", type=bounded(int, 1), default=5, help="measurements of each alternative")
     return parser.parse_args()
 
 
@@ -120,13 +118,11 @@ def ctc(options: argparse.Namespace) -> None:
         times_s = processor_seconds(runs, options.repeats)
         for name, run in compiled.items():
             loss, gradient = map(np.asarray, run(logits, *rest))
-            print(
-                f"{shape[0]:4d} {shape[1]:6d} {shape[2]:6d} | {name:9s} {1e3 * times_s[name]:8.1f}"
-                f" {times_s[name] / times_s['sparse']:7.1f}  "
-                f" {np.abs(loss / exact_loss - 1).max():13.1e}  "
-                f" {np.abs(gradient - exact_gradient).max():11.1e}",
-                flush=True,
-            )
+            errors = loss / exact_loss - 1, gradient - exact_gradient
+            of_loss, of_gradient = (np.abs(error).max() for error in errors)
+            times = f"{1e3 * times_s[name]:8.1f} {times_s[name] / times_s['sparse']:7.1f}"
+            size = f"{shape[0]:4d} {shape[1]:6d} {shape[2]:6d} | {name:9s}"
+            print(f"{size} {times}   {of_loss:13.1e}   {of_gradient:11.1e}", flush=True)
 
 
 def _ctc_rows(rows: int, frames: int, labels: int, symbols: int) -> tuple:
@@ -134,9 +130,8 @@ def _ctc_rows(rows: int, frames: int, labels: int, symbols: int) -> tuple:
 
     random = np.random.default_rng(0)
     count = random.integers(labels // 2, labels, rows, endpoint=True)
-    text = np.where(
-        np.arange(labels) < count[:, None], random.integers(1, symbols, (rows, labels)), 0
-    )
+    drawn = random.integers(1, symbols, (rows, labels))
+    text = np.where(np.arange(labels) < count[:, None], drawn, 0)
     real = random.integers(9 * frames // 10, frames, rows, endpoint=True)
     logits = tf.constant(random.normal(0, 3, (rows, frames, symbols)), tf.float32)
     return logits, *(tf.constant(values, tf.int32) for values in (real, text, count))
@@ -173,50 +168,35 @@ def mel(options: argparse.Namespace) -> None:
             for run in functions.values()
         ]
         print(f"{name:26s} | {errors[0]:.1e}  {errors[1]:.1e}", flush=True)
-    rows = (
-        np.random.default_rng(0)
-        .uniform(-1, 1, (STEP_ROWS, round(STEP_SECONDS * SAMPLE_RATE_HZ)))
-        .astype(np.float32)
-    )
+    shape = STEP_ROWS, round(STEP_SECONDS * SAMPLE_RATE_HZ)
+    rows = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     runs = {name: lambda run=run: run(rows).numpy() for name, run in functions.items()}
     times_s = processor_seconds(runs, 10 * options.repeats)
     wide, narrow = times_s["float64"], times_s["float32"]
-    print(
-        f"processor ms for {STEP_ROWS} rows of {STEP_SECONDS:g} s: {1e3 * wide:.1f},"
-        f" {1e3 * narrow:.1f}"
-    )
+    of_rows = f"{STEP_ROWS} rows of {STEP_SECONDS:g} s"
+    print(f"processor ms for {of_rows}: {1e3 * wide:.1f}, {1e3 * narrow:.1f}")
 
     frames = SAMPLE_RATE_HZ / HOP_SAMPLES
     transform = frames * (2.5 * FFT_SAMPLES * np.log2(FFT_SAMPLES) + FFT_SAMPLES)
     product = frames * 2 * (FFT_SAMPLES // 2 + 1) * mel_bands()
-    steps = {
-        f"{task} {size}": step_flops(task, size)
-        for task in ("tts", "asr")
-        for size in ("tiny", "normal")
-    }
+    networks = itertools.product(("tts", "asr"), ("tiny", "normal"))
+    steps = {f"{task} {size}": step_flops(task, size) for task, size in networks}
+    of_steps = ", ".join(f"{name} {flops / 1e6:,.0f}" for name, flops in steps.items())
     print("\n1e6 operations per audio second")
-    print(
-        f"transform {transform / 1e6:.2f}, mel product {product / 1e6:.2f}; products and"
-        " convolutions of a step: ",
-        end="",
-    )
-    print(", ".join(f"{name} {flops / 1e6:,.0f}" for name, flops in steps.items()))
+    print(f"transform {transform / 1e6:.2f}, mel product {product / 1e6:.2f};", end=" ")
+    print(f"products and convolutions of a step: {of_steps}")
     print("\nestimated microseconds per audio second, with the step's in TF32")
-    print(
-        "GPU        | log-mel in float64, float32 | " + " | ".join(f"{name:10s}" for name in steps)
-    )
+    names = " | ".join(f"{name:10s}" for name in steps)
+    print(f"GPU        | log-mel in float64, float32 | {names}")
     for gpu, (rate32, rate64, rate_tf32, gb_per_s) in GPUS.items():
         # Framing, window and transform each read and write a frame; float64 adds a conversion at
         # either end.
         wide = max(transform / FFT_RATE / rate64, frames * FFT_SAMPLES * 48 * 1e3 / gb_per_s)
         narrow = max(transform / FFT_RATE / rate32, frames * FFT_SAMPLES * 24 * 1e3 / gb_per_s)
-        wide, narrow = (
-            wide + product / PRODUCT_RATE / rate64,
-            narrow + product / PRODUCT_RATE / rate32,
-        )
-        shares = " | ".join(
-            f"{flops / STEP_RATE / rate_tf32 / 1e6:10.0f}" for flops in steps.values()
-        )
+        wide += product / PRODUCT_RATE / rate64
+        narrow += product / PRODUCT_RATE / rate32
+        of_steps = (flops / STEP_RATE / rate_tf32 / 1e6 for flops in steps.values())
+        shares = " | ".join(f"{microseconds:10.0f}" for microseconds in of_steps)
         print(f"{gpu:10s} | {wide / 1e6:18.1f} {narrow / 1e6:8.1f} | {shares}", flush=True)
 
 
@@ -224,17 +204,13 @@ def _signals(recorded: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
     from myxtts.audio.format import SAMPLE_RATE_HZ
 
     time_s = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
-    tones = [
-        np.sin(2 * np.pi * hz * time_s).astype(np.float32) for hz in (60, 300, 1_000, 5_000, 10_500)
-    ]
+    all_hz = 60, 300, 1_000, 5_000, 10_500
+    tones = [np.sin(2 * np.pi * hz * time_s).astype(np.float32) for hz in all_hz]
     half = (np.arange(SAMPLE_RATE_HZ) < SAMPLE_RATE_HZ // 2).astype(np.float32)
-    silence = np.zeros(SAMPLE_RATE_HZ // 2, np.float32)
     return {
         "speech": recorded,
         "speech, peak at full scale": [wave / np.abs(wave).max() for wave in recorded],
-        "speech in digital silence": [
-            np.concatenate([silence, wave, silence]) for wave in recorded
-        ],
+        "speech in digital silence": [np.pad(wave, SAMPLE_RATE_HZ // 2) for wave in recorded],
         "full-scale tones": tones,
         "tones in digital silence": [tone * half for tone in tones],
     }
@@ -257,23 +233,18 @@ def step_flops(task: str, size: str) -> float:
 
     frames = round(STEP_SECONDS * 22_050 / 256)
     # Only shapes count.
+    counts = np.full(STEP_ROWS, STEP_TOKENS, np.int32), np.full(STEP_ROWS, frames, np.int32)
+    mel = np.zeros((STEP_ROWS, frames, 80), np.float32)
     batch = {
-        "tokens": np.ones((STEP_ROWS, STEP_TOKENS), np.int32),
-        "mel": np.zeros((STEP_ROWS, frames, 80), np.float32),
-        "f0_hz": np.zeros((STEP_ROWS, frames), np.float32),
-        "reference": np.zeros((STEP_ROWS, frames, 80), np.float32),
-        "token_count": np.full(STEP_ROWS, STEP_TOKENS, np.int32),
-        "frames": np.full(STEP_ROWS, frames, np.int32),
-        "reference_frames": np.full(STEP_ROWS, frames, np.int32),
-        "language": np.zeros(STEP_ROWS, np.int32),
-        "seed": np.zeros(2, np.int32),
+        **{"tokens": np.ones((STEP_ROWS, STEP_TOKENS), np.int32), "token_count": counts[0]},
+        **{"mel": mel, "f0_hz": mel[:, :, 0], "frames": counts[1]},
+        **{"reference": mel, "reference_frames": counts[1]},
+        **{"language": np.zeros(STEP_ROWS, np.int32), "seed": np.zeros(2, np.int32)},
         "step_frames": np.float32(STEP_ROWS * frames),
         "step_tokens": np.float32(STEP_ROWS * STEP_TOKENS),
     }
     model = build_xtts(size, 60, 2) if task == "tts" else build_asr(size, 60, "lmu", 2)
-    batch = {
-        name: tf.constant(value) for name, value in batch.items() if name in model.BATCH_FIELDS
-    }
+    batch = {name: tf.constant(batch[name]) for name in model.BATCH_FIELDS}
     model(batch)
     variables = [variable.value for variable in model.trainable_variables]
 
@@ -296,30 +267,18 @@ def tf32(options: argparse.Namespace) -> None:
 
     waves = recordings(options.waves, options.utterances)
     # Where operations run, and for which type of device they are chosen.
-    cases = {
-        "CPU": ("/CPU:0", "CPU"),
-        "TF32": ("/GPU:0", "CPU"),
-        "TF32, as on a GPU": ("/GPU:0", "GPU"),
-    }
+    cases = ("CPU", "CPU", "CPU"), ("TF32", "GPU", "CPU"), ("TF32, as on a GPU", "GPU", "GPU")
     expected = None
-    print(
-        "products          | log-mel against librosa | difference from the CPU: pitch, energy,"
-        " F0 in Hz"
-    )
-    for name, (device, type_) in cases.items():
-        with (
-            tf.device(device),
-            mock.patch.object(tf_internals, "device_type_in_scope", return_value=type_),
-        ):
+    difference = "difference from the CPU: pitch, energy, F0 in Hz"
+    print(f"products          | log-mel against librosa | {difference}")
+    for name, device, type_ in cases:
+        chosen = mock.patch.object(tf_internals, "device_type_in_scope", return_value=type_)
+        with tf.device(f"/{device}:0"), chosen:
             error, values = _features_and_targets(waves)
         expected = expected or values
-        differences = (
-            np.abs(value - other).max() for value, other in zip(values, expected, strict=True)
-        )
-        print(
-            f"{name:17s} | {error:23.1e} | " + ", ".join(f"{value:.1e}" for value in differences),
-            flush=True,
-        )
+        pairs = zip(values, expected, strict=True)
+        differences = ", ".join(f"{np.abs(value - other).max():.1e}" for value, other in pairs)
+        print(f"{name:17s} | {error:23.1e} | {differences}", flush=True)
 
 
 def _features_and_targets(waves: list[np.ndarray]) -> tuple[float, list[np.ndarray]]:

@@ -44,7 +44,7 @@ def main() -> int:
     from myxtts.checkpoints.trained_run import TrainedRun
     from myxtts.placement import devices
     from myxtts.tasks.evaluation.speech import acoustic_features
-    from myxtts.tasks.tts.speech import token_log_probs
+    from myxtts.tasks.tts.utterances import token_log_probs
     from myxtts.tasks.tts.word_errors import split_words, word_gains
 
     device = devices.configure_default().routes[0].model

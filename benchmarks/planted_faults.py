@@ -21,8 +21,9 @@ import numpy as np
 import soundfile
 import soxr
 
-from myxtts.audio.audio_file import read_header, read_sound
+from myxtts.audio.audio_file import read_sound
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import read_header
 from myxtts.base.console import report_errors
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.layouts import read_corpus

@@ -35,33 +35,21 @@ MAX_SECONDS = 2.6  # keeps 84 utterances of the demo corpus, which are 2 to 14 s
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Compare replicas with a single device on the same batches."
-    )
-    parser.add_argument("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
-    parser.add_argument("--replicas", nargs="+", type=int, choices=range(2, 9), default=(2, 4))
-    parser.add_argument(
-        "--precisions",
-        nargs="+",
-        choices=("float32", "mixed_bfloat16", "mixed_float16"),
-        default=("float32",),
-    )
-    parser.add_argument("--accumulations", nargs="+", type=int, default=(1, 2))
-    parser.add_argument("--shares", nargs="+", type=float, default=(), help="of the replicas")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument(
-        "--train-data", metavar="CORPUS", help="another corpus than the demo corpus"
-    )
-    parser.add_argument("--gpus", action="store_true", help="use real GPUs")
-    parser.add_argument(
-        "--simulate-gpus",
-        metavar="N",
-        type=int,
-        help="number of them (default: one for each replica)",
-    )
-    parser.add_argument(
-        "--deterministic", action="store_true", help="use deterministic kernels only"
-    )
+    description = "Compare replicas with a single device on the same batches."
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("--tasks", nargs="+", choices=("tts", "asr"), default=("tts", "asr"))
+    add("--replicas", nargs="+", type=int, choices=range(2, 9), default=(2, 4))
+    precisions = "float32", "mixed_bfloat16", "mixed_float16"
+    add("--precisions", nargs="+", choices=precisions, default=precisions[:1])
+    add("--accumulations", nargs="+", type=int, default=(1, 2))
+    add("--shares", nargs="+", type=float, default=(), help="of the replicas")
+    add("--steps", type=int, default=STEPS)
+    add("--train-data", metavar="CORPUS", help="another corpus than the demo corpus")
+    add("--gpus", action="store_true", help="use real GPUs")
+    simulated = "number of them (default: one for each replica)"
+    add("--simulate-gpus", metavar="N", type=int, help=simulated)
+    add("--deterministic", action="store_true", help="use deterministic kernels only")
     return parser.parse_args(arguments)
 
 
@@ -69,22 +57,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     logging.getLogger("myxtts").setLevel(logging.ERROR)
     models = configure(max(options.replicas), options)
-    print(
-        "| task | replicas | accumulation | precision | weights | averages | loss"
-        " |\n|---|---|---|---|---|---|---|"
-    )
+    header = "task | replicas | accumulation | precision | weights | averages | loss"
+    print(f"| {header} |\n{'|---' * 7}|")
     failed = False
-    for case in itertools.product(
-        options.tasks, options.replicas, options.accumulations, options.precisions
-    ):
+    lists = options.tasks, options.replicas, options.accumulations, options.precisions
+    for case in itertools.product(*lists):
         task, replicas, accumulation, precision = case
         config = settings(task, accumulation, precision, options.train_data)
         arguments = config, models[:replicas], options.steps, options.shares
         weights, averages, loss = differences(*arguments)
-        print(
-            f"| {' | '.join(map(str, case))} | {weights:.1e} | {averages:.1e} | {loss:.1e} |",
-            flush=True,
-        )
+        found = f"{weights:.1e} | {averages:.1e} | {loss:.1e}"
+        print(f"| {' | '.join(map(str, case))} | {found} |", flush=True)
         failed |= precision == "float32" and not weights <= TOLERANCE  # NaN fails, too
     return int(failed)
 
@@ -98,9 +81,8 @@ def configure(replicas: int, options: argparse.Namespace) -> list[str]:
     from myxtts.placement.settings import plan_routes
 
     simulated = {} if options.gpus else {"simulate_gpus": options.simulate_gpus or replicas}
-    placement = plan_routes(
-        PlacementConfig(model_gpus=tuple(range(replicas)), **simulated), devices.gpu_count()
-    )
+    settings = PlacementConfig(model_gpus=tuple(range(replicas)), **simulated)
+    placement = plan_routes(settings, devices.gpu_count())
     devices.configure(placement)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -117,36 +99,25 @@ def differences(
     """
     several = train(config, models, steps, shares, together=True)
     single = train(config, models, steps, shares, together=False)
-    weights, averages, losses = (
-        # Keeps NaN.
-        float(
-            np.max([np.abs(value - expected).max() for value, expected in zip(*pair, strict=True)])
-        )
-        for pair in zip(several, single, strict=True)
-    )
+    largest = []
+    for values, expected in zip(several, single, strict=True):
+        pairs = zip(values, expected, strict=True)
+        # NumPy's maximum keeps NaN.
+        largest.append(float(np.max([np.abs(a - b).max() for a, b in pairs])))
+    weights, averages, losses = largest
     return weights, averages, losses
 
 
 def settings(task: str, accumulation: int, precision: str, corpus: str | None) -> Config:
-    return load(
-        None,
-        {
-            "task": task,
-            "train_data": corpus,
-            "model_size": "tiny",
-            "text_frontend": "characters",
-            "batch_size": BATCH_SIZE,
-            "prefetch_buffer_size": 1,
-            "buckets": 2,
-            **({} if corpus else {"max_seconds": MAX_SECONDS, "max_rejected": 1.0}),
-            "gradient_accumulation": accumulation,
-            "precision": precision,
-            # With 5 steps, TTS training is unstable: a difference in the last bit grew to 2.8e-4 in
-            # three steps.
-            "warmup_steps": 40,
-            "ema_decay": 0.9,
-        },
-    )
+    given = {"task": task, "train_data": corpus, "model_size": "tiny", "precision": precision}
+    given |= {"text_frontend": "characters", "batch_size": BATCH_SIZE, "buckets": 2}
+    given |= {"prefetch_buffer_size": 1, "gradient_accumulation": accumulation}
+    # With a warm-up of 5 steps, TTS training is unstable: a difference in the last bit grew to
+    # 2.8e-4 in three steps.
+    given |= {"warmup_steps": 40, "ema_decay": 0.9}
+    if not corpus:
+        given |= {"max_seconds": MAX_SECONDS, "max_rejected": 1.0}
+    return load(None, given)
 
 
 def train(
@@ -165,9 +136,9 @@ def train(
     from myxtts.run.setup import build_state, make_schedule, make_step, tune
     from myxtts.tasks.registry import length_rule_of, task_of
 
-    routes = tuple(
-        Route(model, model) for model in (models if together else [models[0]] * len(models))
-    )
+    routes = tuple(Route(model, model) for model in models)
+    if not together:
+        routes = routes[:1] * len(models)
     with tempfile.TemporaryDirectory() as folder:
         corpus, _, vocabulary = load_corpora(
             config, Path(folder), length_rule_of(config), replicas=len(models), shares=shares
@@ -181,16 +152,14 @@ def train(
             step = make_step(config, state)
         schedule, losses = make_schedule(config, corpus, state), []
         extractor = task_of(config).extractor(config, training=True)
-        pipeline = Pipeline(
-            corpus, routes, extractor, config.data, seed=0, cache_folder=Path(folder)
-        )
+        reading = {"seed": 0, "cache_folder": Path(folder)}
+        pipeline = Pipeline(corpus, routes, extractor, config.data, **reading)
         with pipeline.open_feed(Pass()) as feed:
             for number, microbatches in enumerate(itertools.islice(step_batches(feed), steps), 1):
                 features = [[batch.features for batch in batches] for batches in microbatches]
                 if not together:  # replica by replica
-                    features = [
-                        [batch] for replica in zip(*features, strict=True) for batch in replica
-                    ]
+                    of_replicas = zip(*features, strict=True)
+                    features = [[batch] for batch in itertools.chain(*of_replicas)]
                 outcome = step([*map(step.hand_over, features)], number, schedule)
                 losses.append(np.array(step.read(outcome)["loss"]))
     weights = [state.replicas.local_results(v.value)[-1].numpy() for v in state.trained]

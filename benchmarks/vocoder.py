@@ -18,6 +18,7 @@ traced, and checkpoints; there are no validation and no samples. The table shows
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._timed_runs import (
     DUAL,
     RUNS,
-    Target,
+    TRAINING,
     check_unused_flags,
     parse_options,
     print_table,
@@ -50,22 +51,9 @@ PROBE_STEPS = 60
 UTTERANCES = 1100
 UNSEEN_SPEAKERS = 2
 UNSEEN_UTTERANCES = 120
-SCORES = (
-    "pesq_wb",
-    "stoi",
-    "log_mel_error",
-    "mel_cepstral_distortion",
-    "log_f0_rmse",
-    "voicing_error",
-)
 NOT_WORSE = "log_mel_error", "mel_cepstral_distortion"  # than Griffin-Lim
+SCORES = "pesq_wb", "stoi", *NOT_WORSE, "log_f0_rmse", "voicing_error"
 COLUMNS = "neural", "griffin_lim", "recordings"
-TRAINING = {
-    "wait_share": Target("wait share in dual placement", "%", maximum=0.01),
-    "steps": Target("steps"),
-    "steps_per_s": Target("steps per second"),
-    "training_minutes": Target("time of the steps", "min"),
-}
 
 
 class Corpus(NamedTuple):
@@ -79,38 +67,23 @@ def main() -> int:
     options = parse()
     os.chdir(ROOT)  # corpora, runs and the paths in a run's settings are relative to it
     corpus = corpus_of(options)
-    runs = {
-        minutes: {
-            seed: RUNS / f"{run_name(options)}-{minutes:g}min-seed{seed}" for seed in options.seeds
-        }
-        for minutes in options.minutes
-    }
-    check_unused_flags(
-        [run for of_minutes in runs.values() for run in of_minutes.values()], options.train_flags
-    )
+    pairs = itertools.product(options.minutes, options.seeds)
+    runs = {pair: RUNS / "{}-{:g}min-seed{}".format(run_name(options), *pair) for pair in pairs}
+    check_unused_flags(runs.values(), options.train_flags)
     if options.only != "measure":
         make_corpora(corpus, options)
+    flags = "--config", CONFIG, "--train-data", str(corpus.folder), *DUAL, *NOTHING_ELSE
     all_figures = {}
-    for minutes, of_minutes in runs.items():
+    for minutes in options.minutes:
         figures = []
-        for seed, run in of_minutes.items():
+        for seed in options.seeds:
+            run = runs[minutes, seed]
             if options.only != "measure":
-                common = (
-                    "--config",
-                    CONFIG,
-                    "--train-data",
-                    str(corpus.folder),
-                    *DUAL,
-                    *NOTHING_ELSE,
-                )
-                train_for(
-                    run, minutes, PROBE_STEPS, (*common, "--seed", str(seed), *options.train_flags)
-                )
+                of_run = *flags, "--seed", str(seed), *options.train_flags
+                train_for(run, minutes, PROBE_STEPS, of_run)
             if options.only != "train":
-                figures.append(
-                    {"run": run.name, "seed": seed, "scores": scores_of(run, corpus)}
-                    | training_figures(run)
-                )
+                scores = {"run": run.name, "seed": seed, "scores": scores_of(run, corpus)}
+                figures.append(scores | training_figures(run))
         if figures:
             print_figures(figures, minutes, many=corpus.unseen is not None)
             all_figures[f"{minutes:g}"] = figures
@@ -121,28 +94,14 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--minutes",
-        type=bounded(float, 0.1, 1e5),
-        nargs="+",
-        default=[15.0],
-        help="minutes of steps (default 15)",
-    )
-    parser.add_argument(
-        "--speakers", type=bounded(int, 1, 48), default=1, help="speakers to train on (default 1)"
-    )
-    parser.add_argument(
-        "--languages", nargs="+", default=["en"], help="languages of the corpus (default en)"
-    )
-    parser.add_argument(
-        "--utterances",
-        type=bounded(int, 20),
-        default=UTTERANCES,
-        help=f"utterances to train on (default {UTTERANCES}: 54 min of en)",
-    )
-    parser.add_argument(
-        "--name", default="vocoder", help="first part of the names of the runs (default vocoder)"
-    )
+    add = parser.add_argument
+    minutes = {"type": bounded(float, 0.1, 1e5), "nargs": "+", "default": [15.0]}
+    add("--minutes", **minutes, help="minutes of steps (default 15)")
+    add("--speakers", type=bounded(int, 1, 48), default=1, help="speakers to train on (default 1)")
+    add("--languages", nargs="+", default=["en"], help="languages of the corpus (default en)")
+    of_utterances = f"utterances to train on (default {UTTERANCES}: 54 min of en)"
+    add("--utterances", type=bounded(int, 20), default=UTTERANCES, help=of_utterances)
+    add("--name", default="vocoder", help="first part of the names of the runs (default vocoder)")
     return parse_options(parser)
 
 
@@ -157,9 +116,8 @@ def run_name(options: argparse.Namespace) -> str:
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
     folder = Path("data") / f"vocoder-{corpus_name(options)}-{options.utterances}"
-    return Corpus(
-        folder, folder.with_name(f"{folder.name}-unseen") if options.speakers > 1 else None
-    )
+    unseen = folder.with_name(f"{folder.name}-unseen")
+    return Corpus(folder, unseen if options.speakers > 1 else None)
 
 
 def make_corpora(corpus: Corpus, options: argparse.Namespace) -> None:
@@ -168,16 +126,9 @@ def make_corpora(corpus: Corpus, options: argparse.Namespace) -> None:
     size = ("--utterances", str(options.utterances), "--speakers", speakers)
     run_script(*command, "--out", str(corpus.folder), *size, *languages)
     if corpus.unseen:
-        others = ("--first-speaker", speakers, "--speakers", str(UNSEEN_SPEAKERS), "--seed", "1")
-        run_script(
-            *command,
-            "--out",
-            str(corpus.unseen),
-            "--utterances",
-            str(UNSEEN_UTTERANCES),
-            *others,
-            *languages,
-        )
+        others = f"--first-speaker {speakers} --speakers {UNSEEN_SPEAKERS} --seed 1"
+        others += f" --out {corpus.unseen} --utterances {UNSEEN_UTTERANCES}"
+        run_script(*command, *others.split(), *languages)
 
 
 def scores_of(run: Path, corpus: Corpus) -> dict[str, dict]:
@@ -202,17 +153,14 @@ def evaluate(run: Path, *flags: str) -> dict:
 def print_figures(figures: Sequence[dict], minutes: float, many: bool) -> None:
     """Print the scores, medians over the runs with their values, and the figures of training."""
     print(f"\n{', '.join(run['run'] for run in figures)}\n")
-    print(
-        "| score | target | neural | Griffin-Lim | recordings | target reached"
-        " |\n|---|---|---|---|---|---|"
-    )
+    header = "score | target | neural | Griffin-Lim | recordings | target reached"
+    print(f"| {header} |\n{'|---' * 6}|")
     for group in figures[0]["scores"]:
         # A language has its PESQ only.
         keys = SCORES[:1] if "," in group else (*SCORES, "real_time_factor")
         for key in keys:
-            print(
-                score_row(group, key, [run["scores"][group][key] for run in figures], minutes, many)
-            )
+            metrics = [run["scores"][group][key] for run in figures]
+            print(score_row(group, key, metrics, minutes, many))
     print_table(TRAINING, figures)
 
 
@@ -220,10 +168,7 @@ def score_row(group: str, key: str, metrics: Sequence[dict], minutes: float, man
     from myxtts.tasks.evaluation.table import METRICS
 
     shown = METRICS[key]
-    values = {
-        column: [metric[column] for metric in metrics if metric[column] is not None]
-        for column in COLUMNS
-    }
+    values = {name: [of[name] for of in metrics if of[name] is not None] for name in COLUMNS}
 
     def cell(of_column: Sequence[float]) -> str:
         if not of_column:

@@ -61,6 +61,8 @@ def main() -> int:
         files = [PACKAGE / f"{name}.py" for name in names.split() if "/" in name]
         missing = [str(file) for file in files if not file.exists() and "NAME" not in str(file)]
         print(f"{way}: {len(names.split())} places{f', missing {missing}' if missing else ''}")
+    handed_on, functions = handed_on_settings(PACKAGE / "run")
+    print(f"the whole settings in run: handed on {handed_on} times, to {functions} functions")
     text = [path.read_text("utf-8") for path in modules.values()]
     print_densities(text)
     if options.install:
@@ -101,6 +103,21 @@ def circles(imports: dict[str, set[str]]) -> Iterator[list[str]]:
     within = [name for name, targets in reached.items() if name in targets]
     if within:
         yield sorted(within)
+
+
+def handed_on_settings(folder: Path) -> tuple[int, int]:
+    """Return how many calls in a folder have `config` or `X.config` as an argument, of how many
+    functions by name.
+    """
+    functions = []
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+                names = {ast.unparse(argument).rpartition(".")[2] for argument in arguments}
+                if "config" in names:
+                    functions.append(ast.unparse(node.func).rpartition(".")[2])
+    return len(functions), len(set(functions))
 
 
 def print_densities(texts: Iterable[str]) -> None:

@@ -14,13 +14,12 @@ from myxtts.audio.audio_file import (
     BLOCK_SAMPLES,
     REFERENCE,
     RecordingKind,
-    UnusableAudio,
     check_recording,
-    read_header,
     read_pcm,
     read_recording,
     to_pcm,
 )
+from myxtts.audio.sound_header import UnusableAudio, read_header
 from myxtts.base.errors import DataError
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.build import build_manifest

@@ -203,9 +203,13 @@ class ChoosePlacementTest(unittest.TestCase):
 
     def test_unlike_gpus_are_each_measured_and_share_the_steps(self):
         # GPU 1 trains and makes batches at half the speed of GPU 0.
-        profiles = profile(1, 8, 0, 200), profile(1, 16, 0, 100)
+        profiles = (
+            profile(1, 8, 0, 200)._replace(batch_rows=64),
+            profile(1, 16, 0, 100)._replace(batch_rows=64),
+        )
         with self.assertLogs("myxtts", "INFO") as logged:
-            chosen = self.chosen_on_gpus(*profiles, batch_size=64)
+            # With --batch-seconds, the batches that were measured say how many rows there are.
+            chosen = self.chosen_on_gpus(*profiles, batch_seconds=100.0)
         self.assertEqual(chosen.placement, PlacementConfig(model_gpus=(0, 1)))
         self.assertEqual(chosen.data.batch_shares, (85.0, 43.0))
         self.assertIn("what all GPUs would do if none ever waited", "\n".join(logged.output))
@@ -304,6 +308,7 @@ class MeasureTest(unittest.TestCase):
             times_s[name] = getattr(measured, name)
         self.assertEqual([name for name, seconds in times_s.items() if seconds <= 0.0], [])
         self.assertTrue(0.0 <= measured.fixed <= 1.0, measured.fixed)
+        self.assertEqual(measured.batch_rows, parse(argv)[0].data.batch_size)
 
     def test_the_batches_of_a_placement_are_timed_in_its_training_loop(self):
         workspace = Workspace.temporary(self.addCleanup)

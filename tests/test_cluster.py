@@ -149,10 +149,12 @@ class LauncherTest(unittest.TestCase):
                 cluster = find_cluster(environ)
                 self.assertEqual((cluster.workers, cluster.index), (workers, index))
 
-    def test_main_node_of_aws_batch_takes_its_own_address(self):
+    def test_main_node_of_aws_batch_is_told_its_host_by_the_job_script(self):
         environ = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"}
-        with mock.patch("socket.gethostbyname", return_value="10.0.0.4"):
-            self.assertEqual(find_cluster(environ).workers[0].partition(":")[0], "10.0.0.4")
+        with self.assertRaisesRegex(PlacementError, "PRIVATE_IPV4_ADDRESS is missing"):
+            find_cluster(environ)
+        cluster = find_cluster(environ | {"MASTER_ADDR": "10.0.0.4"})
+        self.assertEqual((cluster.workers[0].partition(":")[0], cluster.index), ("10.0.0.4", 0))
 
     def test_processes_of_one_host_need_no_address_and_two_mpiruns_have_different_ports(self):
         workers = [

@@ -7,9 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from fakes.copies import find_copies
+from myxtts.corpus.manifest import LengthRule
 from myxtts.tasks.asr import ctc
 from myxtts.tasks.asr.ctc import beam_search_decode, decoded_texts, emissions, greedy_decode
-from myxtts.text.symbols import SymbolTable, frames_needed, subsampled_length
+from myxtts.text.symbols import SymbolTable, subsampled_length
 from myxtts.trial.preflight.kernels import audit
 from tests.two_devices import MODEL
 
@@ -45,11 +46,11 @@ class Feasibility(unittest.TestCase):
     def test_frames_needed_are_one_per_label_plus_one_between_equal_labels(self):
         cases = {(): 0, (3,): 1, (3, 4): 2, (3, 3): 3, (3, 3, 3, 4, 4): 8, (3, 4, 3): 3}
         for labels, frames in cases.items():
-            self.assertEqual(frames_needed(np.array(labels, np.int32)), frames, labels)
+            self.assertEqual(LengthRule(ctc=True).frames_needed(labels), frames, labels)
 
     def test_the_loss_is_finite_with_at_least_the_frames_needed(self):
         for labels in ([3], [3, 3], [3, 4, 4, 4]):
-            fewest = frames_needed(np.array(labels))
+            fewest = int(LengthRule(ctc=True).frames_needed(labels))
             self.assertTrue(np.isfinite(loss_of(labels, fewest)), labels)
             self.assertFalse(np.isfinite(loss_of(labels, fewest - 1)), labels)
 

@@ -140,9 +140,10 @@ class DistortionTest(unittest.TestCase):
         self.assertIsNone(metrics_of(sound, silence)["log_f0_rmse"])
 
     def test_the_warping_path_connects_both_starts_and_both_ends(self):
-        x, y = np.array([[0.0], [1.0], [5.0]]), np.array([[0.0], [0.0], [1.0], [5.0]])
-        path = metrics.warping_path(x, y)
+        mels = np.random.default_rng(0).normal(-5, 2, (3, 80))
+        path, pair_db = metrics.align(mels, mels[[0, 0, 1, 2]])
         np.testing.assert_array_equal(path, [[0, 0], [0, 1], [1, 2], [2, 3]])
+        np.testing.assert_array_equal(pair_db, 0.0)
 
 
 class PitchErrorTest(unittest.TestCase):
@@ -400,7 +401,7 @@ class CompleteEvaluation(unittest.TestCase):
         message = "the text has language 'en', but .*asr was trained on ka"
         with (
             mock.patch.object(transcriber, "vocabulary", foreign),
-            mock.patch("myxtts.tasks.tts.speech.predict_mels") as synthesis,
+            mock.patch("myxtts.tasks.tts.evaluation.predict_mels") as synthesis,
             self.assertRaisesRegex(DataError, message),
         ):
             self.measure(asr=run, plots="foreign")

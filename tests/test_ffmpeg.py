@@ -10,9 +10,10 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from myxtts.audio.audio_file import RECORDING, UnusableAudio, check_recording, read_header, read_pcm
+from myxtts.audio.audio_file import RECORDING, check_recording, read_pcm
 from myxtts.audio.ffmpeg import FFMPEG_SUFFIXES
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import UnusableAudio, read_header
 from myxtts.base.errors import DataError
 from tests.fixtures import FolderCase
 

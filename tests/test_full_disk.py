@@ -6,7 +6,6 @@ import io
 import logging
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -16,8 +15,8 @@ import tensorflow as tf
 from myxtts.audio.audio_file import write_wav
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.files import tolerate_full_disk
+from myxtts.report.metrics import MetricsFile
 from myxtts.report.reporter import Reporter, RunLog, TensorBoard
-from myxtts.run.hooks import worker_report
 from tests.fixtures import FolderCase
 
 FULL = Path("/dev/full")  # each write to it fails with ENOSPC
@@ -59,11 +58,10 @@ class FullDiskTest(FolderCase):
 
     def test_a_worker_without_room_for_its_metrics_trains_on(self):
         with full_metrics():
-            context = worker_report(self.folder / "metrics-1.jsonl", 0)
-            report = context.__enter__()
+            file = MetricsFile(self.folder / "metrics-1.jsonl", 0)
         with self.assertLogs("myxtts.base.files", "ERROR") as logs:
-            report(SimpleNamespace(state=SimpleNamespace(step=3), metrics={"loss": 1.0}))
-            context.__exit__(None, None, None)
+            file.write({"step": 3, "loss": 1.0})
+            file.close()
         self.assertIn("the metrics of step 3 cannot be written", logs.output[0])
 
     def test_full_memory_is_no_full_disk(self):

@@ -166,16 +166,15 @@ class UsageTest(unittest.TestCase):
         for visible, gpus, reason in (
             ("0,MIG-c", (0, 1), "Not Supported"),  # parts of a GPU have none
             ("0", (0, 1), "the driver reports: CUDA has 1 GPUs, but not GPU 1"),
-            ("0", (), "the model is not on a GPU"),
         ):
             usage = self.usage(visible, gpus, [40])
             self.assertEqual((usage.figures(), usage.reason), ({}, reason))
-        with mock.patch.dict(sys.modules, pynvml=None):
-            usage = GpuUsage([0])
-            with usage:
+        for gpus, reason in (((), "the model is not on a GPU"), ((0,), "pip install nvidia-ml-py")):
+            usage = GpuUsage(gpus)
+            with mock.patch.dict(sys.modules, pynvml=None), usage:
                 pass
-        self.assertEqual(usage.figures(), {})
-        self.assertIn("pip install nvidia-ml-py", usage.reason)
+            self.assertEqual(usage.figures(), {})
+            self.assertIn(reason, usage.reason)
 
 
 class LimitsTest(unittest.TestCase):

@@ -28,21 +28,21 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1920,
-    "config": 1713,
-    "audio": 1695,
-    "text": 1780,
-    "distributed": 885,
-    "corpus": 2153,
-    "placement": 1153,
+    "base": 1829,
+    "config": 1699,
+    "audio": 1621,
+    "text": 1749,
+    "distributed": 863,
+    "corpus": 2150,
+    "placement": 1147,
     "speak": 630,
-    "batches": 1517,
-    "checkpoints": 1023,
-    "report": 1682,
-    "tasks": 7325,
-    "run": 3787,
-    "trial": 3080,
-    "commands": 930,
+    "batches": 1511,
+    "checkpoints": 955,
+    "report": 1640,
+    "tasks": 7046,
+    "run": 3710,
+    "trial": 2960,
+    "commands": 922,
     "extras": 7642,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
@@ -52,7 +52,7 @@ PROOF_TEST = re.compile(r"test_(boundaries|worst_values|gpu_proof|proof_\w+)\.py
 PRIVATE = {PACKAGE / "base/tf_internals.py", PACKAGE / "devicefeed/internals.py"}
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
 WITHOUT_TENSORFLOW = """
-base.errors base.clock base.machine base.terminal base.console base.processes base.plugins
+base.errors base.clock base.machine base.console base.processes base.plugins
 base.members config distributed.cluster distributed.rendezvous distributed.launcher
 placement.settings placement.bound placement.gpu_memory devicefeed.errors devicefeed.routes
 devicefeed.times audio.format text corpus.layouts corpus.manifest corpus.demo_corpus corpus.texts

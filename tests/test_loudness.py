@@ -10,7 +10,7 @@ from fakes.copies import find_copies
 from myxtts.audio import k_weighting
 from myxtts.audio.audio_file import read_pcm, speech_span
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.loudness import loudness, with_loudness
+from myxtts.audio.loudness import gated_power, with_loudness
 from myxtts.batches.pcm_cache import open_cache, rows_from_cache
 from myxtts.batches.reading import rows_from_files
 from myxtts.config.schema import DataConfig
@@ -30,10 +30,16 @@ from tests.two_devices import DATA
 SILENCE = np.zeros(22_050)
 
 
+def loudness(wave, samples):
+    """Return the loudness of each row in LUFS, -inf of silence."""
+    with np.errstate(divide="ignore"):
+        return k_weighting.OFFSET_DB + 10.0 * np.log10(gated_power(wave, samples).numpy())
+
+
 def loudness_of(*waves: np.ndarray) -> np.ndarray:
     samples = np.array([len(wave) for wave in waves], np.int32)
     padded = [np.pad(wave, (0, samples.max() - len(wave))) for wave in waves]
-    return loudness(tf.constant(np.array(padded, np.float32)), tf.constant(samples)).numpy()
+    return loudness(tf.constant(np.array(padded, np.float32)), tf.constant(samples))
 
 
 def speech(seconds: float) -> np.ndarray:

@@ -237,6 +237,8 @@ class PlanCommandTest(FolderCase):
         self.assertEqual(code, 0, out)
         self.assertIn("--model-gpus 0 1 --batch-shares 20 10)", out)
         self.assertIn("100% of what all GPUs would do", out)
+        code, out = self.run_plan(flags.replace("15", "3000"))
+        self.assertIn("--batch-shares 4000 2000)", out)
         code, out = self.run_plan("--gpus 2 --speeds 1 --produce-ms 8 --step-ms 100")
         self.assertEqual(code, 2)
         self.assertIn("--speeds has 1 numbers for 2 GPUs. Give one for each.", out)

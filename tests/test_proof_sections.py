@@ -306,7 +306,7 @@ class CorruptedBatchTest(unittest.TestCase):
 
         def corrupted(producer, *arguments):
             for number, (batch,) in enumerate(produce(producer, *arguments)):
-                if number == CORRUPTED and threading.current_thread().name == "myxtts-producer":
+                if number == CORRUPTED and threading.current_thread().name == "feed-producer":
                     mel = flip_lowest_bit(batch.features["mel"])
                     batch = batch._replace(features=batch.features | {"mel": mel})
                 yield (batch,)

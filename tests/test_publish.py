@@ -2,15 +2,17 @@
 
 import os
 import unittest
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
-from myxtts.base.errors import DataError
+from myxtts.base.errors import CheckpointError, DataError
 from myxtts.base.published import CHECKSUMS, local_run
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.config.schema import Config
 from myxtts.extras.publish import publish
+from myxtts.speak import voices
 from tests.fixtures import entered, make_record, temporary_folder
 from tests.tiny import build_model, save_checkpoint, training_state
 
@@ -90,6 +92,16 @@ class PublishTest(unittest.TestCase):
         sums.write_text(content.replace(changed[0][:8], "00000000"))
         with self.assertRaisesRegex(DataError, "config.yaml of .* must have 00000000"):
             local_run(f"file://{self.out}")
+
+    def test_a_voice_of_an_index_is_a_run_with_its_own_vocoder(self):
+        voice = voices.Voice("nana", ("en",), "CC0-1.0", "", folder=self.out)
+        with mock.patch.object(voices, "voices", lambda: {"nana": voice}):
+            trained = TrainedRun.open(Path("nana"))
+        self.assertEqual(trained.path, self.out)
+        (self.out / "vocoder").symlink_to(self.out)
+        self.addCleanup((self.out / "vocoder").unlink)
+        with self.assertRaisesRegex(CheckpointError, "out/vocoder.* for the task vocoder"):
+            trained.select_vocoder()
 
     def test_a_folder_is_taken_as_it_is(self):
         self.assertEqual(local_run("runs/a").as_posix(), "runs/a")

@@ -20,8 +20,9 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.config import disable_op_determinism
 
-from myxtts.audio.audio_file import WHOLE, read_header, read_pcm, resampled_length
+from myxtts.audio.audio_file import WHOLE, read_pcm, resampled_length
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import read_header
 from myxtts.base.errors import DataError
 from myxtts.base.members import Member
 from myxtts.base.progress import Position

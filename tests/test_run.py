@@ -32,7 +32,7 @@ from myxtts.commands import train
 from myxtts.config.flags import marked, values_of, with_values
 from myxtts.config.load import load
 from myxtts.config.schema import FIXED, PlacementConfig
-from myxtts.corpus.build import read_manifest
+from myxtts.corpus.manifest import read_manifest
 from myxtts.devicefeed.producer import ReplicaFeed
 from myxtts.placement.settings import plan_routes
 from myxtts.report.metrics import MetricsFile, read_metrics

@@ -6,9 +6,8 @@ import os
 import unittest
 from contextlib import redirect_stderr, redirect_stdout
 
-from myxtts.base.console import report_errors
+from myxtts.base.console import printable, report_errors
 from myxtts.base.errors import DataError
-from myxtts.base.terminal import printable
 from myxtts.report.reporter import RunLog
 from tests.fixtures import FolderCase, temporary_folder
 

@@ -15,9 +15,9 @@ from myxtts.tasks.contract import empty_batch
 from tests.two_devices import DATA
 
 FRAMES = np.array([100, 40, 3, 0, 100], np.int32)
-SETTINGS = {"time_masks": 2, "time_fraction": 0.2, "frequency_masks": 2, "frequency_bands": 20}
 OFF = {"time_masks": 0, "frequency_masks": 0}
-NONE = dict.fromkeys(SETTINGS, 0)
+SETTINGS = {"time_masks": 2, "frequency_masks": 2}
+SETTINGS |= {"time_mask_fraction": 0.2, "frequency_mask_bands": 20}
 
 
 def log_mels():
@@ -29,7 +29,7 @@ def log_mels():
 def augment(mel, seed=(1, 2), frames=FRAMES, **settings):
     with tf.device(DATA):
         arguments = map(tf.constant, (mel, frames, seed))
-        return spec_augment(*arguments, **NONE | settings).numpy()
+        return spec_augment(*arguments, ASRConfig(**OFF | settings)).numpy()
 
 
 class SpecAugment(unittest.TestCase):
@@ -55,14 +55,14 @@ class SpecAugment(unittest.TestCase):
     def test_masks_have_all_widths_up_to_the_largest_and_all_positions(self):
         frames = np.full(2000, 50, np.int32)
         mel = np.random.default_rng(0).normal(size=(2000, 50, 80)).astype(np.float32)
-        masked = augment(mel, frames=frames, time_masks=1, time_fraction=0.2) != mel
+        masked = augment(mel, frames=frames, time_masks=1, time_mask_fraction=0.2) != mel
         time = masked.all(axis=2)
         widths = time.sum(axis=1)
         self.assertEqual((widths.min(), widths.max()), (0, 10))
         self.assertAlmostEqual(widths.mean(), 5.0, delta=0.3)
         self.assertTrue((np.abs(np.diff(time, axis=1)).sum(axis=1) <= 2).all())  # one span
         self.assertTrue(time.any(axis=0).all())
-        masked = augment(mel, frames=frames, frequency_masks=1, frequency_bands=80) != mel
+        masked = augment(mel, frames=frames, frequency_masks=1, frequency_mask_bands=80) != mel
         widths = masked.all(axis=1).sum(axis=1)
         self.assertEqual((widths.min(), widths.max()), (0, 80))
 

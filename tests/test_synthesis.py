@@ -28,8 +28,9 @@ from tests.two_devices import MODEL
 
 # isort: split
 
-from myxtts.audio.audio_file import HEADER_BYTES, read_wave, wav_header
+from myxtts.audio.audio_file import read_wave
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
+from myxtts.audio.sound_header import HEADER_BYTES, wav_header
 from myxtts.audio.vocoder import ITERATIONS as ITERATIONS_OF_SPEECH
 from myxtts.audio.vocoder import GriffinLim, vocode
 from myxtts.base.console import report_errors, sound_on_stdout

@@ -27,6 +27,7 @@ from myxtts.devicefeed.producer import trace_produce
 from myxtts.report.metrics import read_metrics
 from myxtts.run.description import segment_exceeds_utterances_warning
 from myxtts.tasks.base import Examples
+from myxtts.tasks.registry import task_of
 from myxtts.tasks.vocoder.contract import CONTEXT_FRAMES, VOCODER_FEATURES
 from myxtts.tasks.vocoder.features import vocoder_extractor
 from myxtts.tasks.vocoder.network import Vocoder, mel_and_spectrum, project
@@ -347,7 +348,8 @@ class Runs(unittest.TestCase):
         for task, length_s, announced in cases:
             segment = VocoderConfig(vocoder_segment_seconds=length_s)
             config = Config(model=ModelConfig(task=task), vocoder=segment)
-            warning = segment_exceeds_utterances_warning(config, corpus)
+            segment_s = task_of(config).segment_s(config)
+            warning = segment_exceeds_utterances_warning(segment_s, corpus)
             is_announced = "half of the utterances are shorter than 0.5 s" in warning
             self.assertEqual(is_announced, announced)
 

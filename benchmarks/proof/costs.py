@@ -63,6 +63,11 @@ class Bench:
     def repeats(self) -> int:
         return SMALL_REPEATS if self.scope.small else REPEATS
 
+    @property
+    def unless_simulated(self) -> bool | None:
+        """What a claim is that holds: simulated GPUs do not show it."""
+        return None if self.scope.simulated else True
+
     def seconds(self, call: Callable[[], tf.Tensor]) -> float:
         """Return the median seconds of a call until its float result is there, after a warm-up."""
         synchronize(call())
@@ -85,9 +90,8 @@ def run(scope: Scope) -> SectionResult:
             except Exception as error:  # the other costs are still measured
                 traceback.print_exc()
                 reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-                findings.figures.append(
-                    Figure(f"{part.__name__} is measured", reason, "measured", "not met")
-                )
+                claim = f"{part.__name__} is measured"
+                findings.figures.append(Figure(claim, reason, "measured", "not met"))
             scope.record(findings)
     return findings
 
@@ -98,11 +102,9 @@ def make_bench(scope: Scope, profiled: ProfiledRun) -> Bench:
     _, samples = measure_isolated(profiled, pipeline, window)  # traces the step
     batch = samples[most_frequent_bucket(window)][0]
     rows, samples_count = batch["mel"].shape[0], batch["mel"].shape[1] * HOP_SAMPLES
-    tone = np.sin(2.0 * np.pi * TONE_HZ / SAMPLE_RATE_HZ * np.arange(samples_count)).astype(
-        np.float32
-    )
+    tone = np.sin(2.0 * np.pi * TONE_HZ / SAMPLE_RATE_HZ * np.arange(samples_count))
     with tf.device(profiled.route.data):
-        waves = tf.constant(np.tile(tone, (rows, 1)))
+        waves = tf.constant(np.tile(tone, (rows, 1)), tf.float32)
     repeats = SMALL_REPEATS if scope.small else REPEATS
     step_s = median(time_step(profiled.setup, profiled.step, [batch]) for _ in range(repeats))
     return Bench(scope, profiled, batch, waves, step_s)
@@ -118,10 +120,8 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
         arguments = score, tf.fill([rows], min(tokens, frames)), tf.fill([rows], frames)
     searches = {"host": search_of("host", model), "loop": tf.function(search_by_frames)}
     if xla_failure(model) is None:  # else LLVM may end the process
-        searches |= {
-            "xla": search_of("xla", model),
-            "xla, frame by frame": compiled(search_by_frames),
-        }
+        by_frames = compiled(search_by_frames)
+        searches |= {"xla": search_of("xla", model), "xla, frame by frame": by_frames}
 
     def search_on(function: Callable) -> tf.Tensor:
         with tf.device(model):
@@ -129,23 +129,15 @@ def alignment_search(bench: Bench, findings: SectionResult) -> None:
 
     times_s = {name: bench.seconds(lambda: search_on(search)) for name, search in searches.items()}  # noqa: B023
     shares = {name: seconds / bench.step_s for name, seconds in times_s.items()}
+    choice = bench.run.setup.implementation_notes["alignment"]
+    cells = [(name, f"{1e3 * s:.2f}", f"{shares[name]:.0%}") for name, s in times_s.items()]
     findings.lines += [
         f"Alignment search of {rows} x {frames} frames x {tokens} tokens; a step takes"
-        f" {1e3 * bench.step_s:.1f} ms, with its choice:"
-        f" {bench.run.setup.implementation_notes['alignment']}."
+        f" {1e3 * bench.step_s:.1f} ms, with its choice: {choice}.",
+        *table(("search", "ms", "share of a step"), cells),
     ]
-    findings.lines += table(
-        ("search", "ms", "share of a step"),
-        [
-            (name, f"{1e3 * seconds:.2f}", f"{shares[name]:.0%}")
-            for name, seconds in times_s.items()
-        ],
-    )
-    findings.data["alignment_search"] = {
-        "shape": [rows, frames, tokens],
-        "step_s": bench.step_s,
-        "times_s": times_s,
-    }
+    found = {"shape": [rows, frames, tokens], "step_s": bench.step_s, "times_s": times_s}
+    findings.data["alignment_search"] = found
     fastest = min(shares, key=shares.__getitem__)
     findings.add(
         "the alignment search is a small part of a step",
@@ -181,20 +173,17 @@ def float64_mel(bench: Bench, findings: SectionResult) -> None:
         "log-mel is as exact as in librosa",
         f"{results['float64']['error']:.1e} ({results['float32']['error']:.1e} in float32)",
         f"at most {MAX_MEL_ERROR:.0e}",
-        (results["float64"]["error"] <= MAX_MEL_ERROR)
-        and (None if bench.scope.simulated else True),
+        results["float64"]["error"] <= MAX_MEL_ERROR and bench.unless_simulated,
     )
-    findings.lines += [
-        f"Float32 would save {1e3 * gain_s:.2f} ms, {gain_s / bench.step_s:.1%} of a step."
-    ]
+    saved = f"{1e3 * gain_s:.2f} ms, {gain_s / bench.step_s:.1%} of a step."
+    findings.lines.append(f"Float32 would save {saved}")
 
 
 def waiting_for_the_data_device(bench: Bench, findings: SectionResult) -> None:
     """Compare the training loop with and without the producer waiting for each batch, in turn."""
     steps = SMALL_STEPS if bench.scope.small else STEPS
-    pipelines = {
-        wait: bench.run.setup.training_pipeline(synchronize=wait) for wait in (False, True)
-    }
+    make_pipeline = bench.run.setup.training_pipeline
+    pipelines = {wait: make_pipeline(synchronize=wait) for wait in (False, True)}
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(1 if bench.scope.small else 2):
         for wait, pipeline in pipelines.items():
@@ -270,15 +259,14 @@ def hidden_copies(bench: Bench, findings: SectionResult) -> None:
         "Copies inside the compiled functions, by their graphs. Those to the host wait for the"
         " GPU:",
     ]
-    findings.lines += table(
-        ("function", "to the host", "to the GPU", "lines that copy to the host"), rows
-    )
+    header = "function | to the host | to the GPU | lines that copy to the host"
+    findings.lines += table(header, rows)
     counts = ", ".join(f"{row[1]} in the {row[0]}" for row in rows)
     findings.add(
         "no loop copies to the host in each iteration",
         f"{len(in_loops)} copies to the host in loops; outside: {counts}",
         "0 in loops",
-        not in_loops and (None if bench.scope.simulated else True),
+        not in_loops and bench.unless_simulated,
     )
 
 

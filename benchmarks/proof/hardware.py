@@ -141,16 +141,13 @@ def library_versions(device: str = "/GPU:0") -> dict[str, dict[str, Any]]:
         tf.nn.conv2d(image, tf.ones([3, 3, 1, 1]), 1, "SAME").numpy()
         tf.matmul(image[0, :, :, 0], image[0, :, :, 0]).numpy()
     loaded = {Path(path).name: path for path in mapped_files()}
-    versions: dict[str, dict[str, Any]] = {
-        name: {"path": path, "version": None}
-        for name, path in sorted(loaded.items())
-        if is_cuda_library(name)
-    }
+    versions: dict[str, dict[str, Any]] = {}
+    for name in filter(is_cuda_library, sorted(loaded)):
+        versions[name] = {"path": loaded[name], "version": None}
     for name, (function, by_argument) in VERSION_FUNCTIONS.items():
         path = next((path for file, path in loaded.items() if file.startswith(name)), name)
-        versions.setdefault(Path(path).name, {"path": path})["version"] = library_version(
-            path, function, by_argument
-        )
+        found = versions.setdefault(Path(path).name, {"path": path})
+        found["version"] = library_version(path, function, by_argument)
     return versions
 
 
@@ -207,20 +204,16 @@ def gpu_peer_access(first: int, second: int) -> str:
 
 
 def build_info() -> dict[str, Any]:
-    return {
-        "version": tf.__version__,
-        "commit": tf.version.GIT_VERSION,
-        **tf.sysconfig.get_build_info(),
-    }
+    versions = {"version": tf.__version__, "commit": tf.version.GIT_VERSION}
+    return {**versions, **tf.sysconfig.get_build_info()}
 
 
 def host() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = re.findall(
-            r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), re.M
-        )
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+        names = re.findall(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
         model = names[0] if names else model
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
     return {
@@ -254,43 +247,27 @@ def number_of(text: str) -> float | None:
 
 def page_lines(data: dict[str, Any]) -> Iterator[str]:
     host, build = data["host"], data["build"]
-    yield from table(
-        ("", "here"),
-        [
-            (
-                "CPU",
-                f"{host['cpu']}, {host['cores']} cores, of which {host['usable_cores']} usable",
-            ),
-            (
-                "memory",
-                f"{host['memory_mib']:,} MiB, {host['available_memory_mib']:,.0f} available",
-            ),
-            ("system", f"{host['system']}, Python {host['python']}"),
-            ("commit", data["commit"]),
-            ("driver", data["driver"] or "none"),
-            (
-                "TensorFlow",
-                f"{build['version']}, CUDA {build.get('cuda_version')}, cuDNN"
-                f" {build.get('cudnn_version')}",
-            ),
-            ("built for", ", ".join(build.get("cuda_compute_capabilities", ["no card"]))),
-            (
-                "packages",
-                ", ".join(f"{name} {version}" for name, version in data["packages"].items()),
-            ),
-        ],
-    )
+    cuda = f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"
+    here = {
+        "CPU": f"{host['cpu']}, {host['cores']} cores, of which {host['usable_cores']} usable",
+        "memory": f"{host['memory_mib']:,} MiB, {host['available_memory_mib']:,.0f} available",
+        "system": f"{host['system']}, Python {host['python']}",
+        "commit": data["commit"],
+        "driver": data["driver"] or "none",
+        "TensorFlow": f"{build['version']}, {cuda}",
+        "built for": ", ".join(build.get("cuda_compute_capabilities", ["no card"])),
+        "packages": ", ".join(map(" ".join, data["packages"].items())),
+    }
+    yield from table(("", "here"), [*here.items()])
     if not data["gpus"]:
         yield "GPUs, CUDA libraries, topology and peer access: not shown without a GPU."
         return
     names = list(data["gpus"][0])
     header = ("GPU", *map(str, range(len(data["gpus"]))))
-    yield from table(
-        header, [(GPU_FIELDS[name], *(gpu[name] for gpu in data["gpus"])) for name in names]
-    )
-    rows = [
-        (name, found["version"] or "", found["path"]) for name, found in data["libraries"].items()
-    ]
+    rows = [(GPU_FIELDS[name], *(gpu[name] for gpu in data["gpus"])) for name in names]
+    yield from table(header, rows)
+    libraries = data["libraries"].items()
+    rows = [(name, found["version"] or "", found["path"]) for name, found in libraries]
     yield from table(("loaded library", "version", "path"), rows)
     for pair, access in data["peer_access"].items():
         yield f"Peer access of GPUs {pair}: {access}."

@@ -13,6 +13,7 @@ results differ by rounding; how much is allowed follows from the number format:
 """
 
 import inspect
+import itertools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -149,20 +150,16 @@ class Comparison:
 
     @property
     def expected(self) -> str:
-        return (
-            ", ".join(f"{name} ≤ {limit:.1e}" for name, limit in self.limits.items())
-            or "runs on the device"
-        )
+        limits = (f"{name} ≤ {limit:.1e}" for name, limit in self.limits.items())
+        return ", ".join(limits) or "runs on the device"
 
     @property
     def audited(self) -> str:
         if self.operations is None:
             return "unknown"
         missing = ", ".join(sorted(set(self.host_only)))
-        kernels = f"{self.operations:,} operations" + (
-            f"; on the host: {missing}" if missing else ", all on the GPU"
-        )
-        return f"{kernels}; {len(self.to_host)} copies to the host"
+        kernels = f"; on the host: {missing}" if missing else ", all on the GPU"
+        return f"{self.operations:,} operations{kernels}; {len(self.to_host)} copies to the host"
 
 
 def run(scope: Scope) -> SectionResult:
@@ -207,11 +204,8 @@ def result_of(scope: Scope, device: str, comparisons: Sequence[Comparison]) -> S
         None if scope.simulated or not audited else len(agreeing) == len(audited),
     )
     producers = [item for item in audited if item.name.startswith(PRODUCER)]
-    waiting = [
-        f"{item.name} ({', '.join(sorted(set(item.to_host)))})"
-        for item in producers
-        if item.to_host
-    ]
+    copied = {item.name: sorted(set(item.to_host)) for item in producers if item.to_host}
+    waiting = [f"{name} ({', '.join(sources)})" for name, sources in copied.items()]
     result.add(
         "no producer waits for its device to copy a value to the host",
         ", ".join(waiting) or f"{len(producers)} producers without such a copy, by their graphs",
@@ -226,9 +220,9 @@ def compare(operation: Operation, device: str) -> Comparison:
     limits = {name: limit for name, (_, limit) in operation.tolerances.items()}
     where, functions, errors, error = CPU, [], {}, ""
     try:
-        reference, functions = (
-            (operation.reference, []) if operation.reference else operation.run(CPU)
-        )
+        reference = operation.reference
+        if not reference:
+            reference, functions = operation.run(CPU)
         where = device
         with tf32(operation.tf32):
             outputs, functions = operation.run(device)
@@ -244,12 +238,8 @@ def compare(operation: Operation, device: str) -> Comparison:
         return Comparison(operation.name, errors, limits, error, None, [])
     audits = [audit(function) for function in functions]
     host_only = [missing.type for item in audits for missing in item.host_only]
-    to_host = [
-        copy.source or copy.tensor
-        for function in functions
-        for copy in find_copies(function)
-        if copy.to_host
-    ]
+    copies = itertools.chain(*map(find_copies, functions))
+    to_host = [copy.source or copy.tensor for copy in copies if copy.to_host]
     counted = sum(item.operations for item in audits)
     return Comparison(operation.name, errors, limits, error, counted, host_only, to_host)
 
@@ -312,9 +302,8 @@ class AllInputs(NamedTuple):
 
     @classmethod
     def read(cls, scope: Scope) -> "AllInputs":
-        speech, recogniser, segments = (
-            inputs_of(scope, task) for task in ("tts", "asr", "vocoder")
-        )
+        tasks = "tts", "asr", "vocoder"
+        speech, recogniser, segments = (inputs_of(scope, task) for task in tasks)
         voices = Voices(scope, speech.config, speech.corpora.vocabulary, speech.features)
         return cls(speech, recogniser, segments, voices)
 
@@ -323,14 +312,10 @@ def operations(scope: Scope) -> Iterator[Operation]:
     """Yield all operations. A later one may depend on what an earlier one computed on the CPU."""
     inputs = AllInputs.read(scope)
     speech, recogniser, segments, _ = inputs
-    yield producer(
-        "producer of speech with VTLP",
-        speech,
-        {"mel": ("absolute", 1e-4), "f0_hz": ("unequal", 5e-3)},
-    )
-    yield producer(
-        "producer of the recogniser with SpecAugment", recogniser, {"mel": ("absolute", 1e-4)}
-    )
+    mel: Tolerances = {"mel": ("absolute", 1e-4)}
+    pitch: Tolerances = {"f0_hz": ("unequal", 5e-3)}
+    yield producer("producer of speech with VTLP", speech, mel | pitch)
+    yield producer("producer of the recogniser with SpecAugment", recogniser, mel)
     yield augmented(scope, recogniser)
     yield producer("producer of the vocoder", segments, STRETCHES)
     if not scope.small:
@@ -365,9 +350,8 @@ def inputs_of(scope: Scope, task: str) -> Inputs:
     route = Route(CPU, CPU)
     corpora = load_run_corpora(Start(config, RunFolder(scope.out)), scope.out, replicas=1)
     extractor = task_of(config).extractor(config, training=True)
-    pipeline = Pipeline(
-        corpora.training, [route], extractor, config.data, seed=0, cache_folder=scope.out
-    )
+    reading = {"seed": 0, "cache_folder": scope.out}
+    pipeline = Pipeline(corpora.training, [route], extractor, config.data, **reading)
     with closing(pipeline.producers[0].read(Pass())) as read:
         waves = {name: np.array(value) for name, value in next(iter(read))[1].items()}
     for name in waves:
@@ -414,10 +398,8 @@ def taught(
     scope: Scope, task: str, inputs: Inputs, voices: Voices, tolerances: Tolerances
 ) -> Operation:
     """Return a producer with a frozen voice: it speaks for `tts`, and makes mels for `vocoder`."""
-    waves = inputs.waves | {
-        "frames": inputs.features["frames"],
-        "utterance_tokens": inputs.waves["token_count"],
-    }
+    counts = {"utterance_tokens": inputs.waves["token_count"]}
+    waves = inputs.waves | counts | {"frames": inputs.features["frames"]}
     config = configs.config_of(scope, task)
     extractor = task_of(config).extractor(config, training=True, load_teacher=voices.frozen)
     run_on = producing(extractor, {name: waves[name] for name in extractor.inputs})
@@ -431,9 +413,8 @@ def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
     exact, _ = strict.run(CPU)
     half = yield from calibrated(scope, name, inputs, "mixed_float16", exact)
     yield Operation(f"{name}, float32 with TF32", strict.run, twice(half, exact), exact, tf32=True)
-    yield step(
-        scope, f"{name}, accumulation of 2", inputs, STRICT, training={"gradient_accumulation": 2}
-    )
+    accumulating = {"gradient_accumulation": 2}
+    yield step(scope, f"{name}, accumulation of 2", inputs, STRICT, training=accumulating)
     if scope.small:
         return
     yield from calibrated(scope, name, inputs, "mixed_bfloat16", exact)
@@ -446,9 +427,8 @@ def steps(scope: Scope, inputs: Inputs, name: str) -> Iterator[Operation]:
 
 def calibrated(scope: Scope, name: str, inputs: Inputs, precision: str, exact: Outputs):
     """Yield the step in a number format, limited by the CPU's error in it; return its outputs."""
-    operation = step(
-        scope, f"{name}, {precision}", inputs, FLOOR, training={"precision": precision}
-    )
+    training = {"precision": precision}
+    operation = step(scope, f"{name}, {precision}", inputs, FLOOR, training=training)
     on_cpu, _ = operation.run(CPU)
     yield operation._replace(tolerances=twice(on_cpu, exact), reference=exact)
     return on_cpu
@@ -478,10 +458,9 @@ def step(
     def run_on(device: str) -> Ran:
         key = device, device != CPU and tf.config.experimental.tensor_float_32_execution_enabled()
         if key not in built:
+            replicas = make_replicas((Route(device, device),))
             with sizes(scope):
-                state = build_state(
-                    config, inputs.corpora.vocabulary, make_replicas((Route(device, device),))
-                )
+                state = build_state(config, inputs.corpora.vocabulary, replicas)
             tune(config, state, inputs.corpora.training.plan)
             built[key] = state, make_step(config, state), first_values(state, built)
         state, train_step, values = built[key]
@@ -498,12 +477,8 @@ def step(
         }
         moments = [v.numpy() for v in state.optimizer.variables if v.path.endswith("_momentum")]
         changes = [v.numpy() - old for v, old in zip(state.trained, before, strict=True)]
-        outputs = {
-            "losses": np.array([*losses.values()]),
-            "gradient": flat(moments),
-            "update": flat(changes),
-        }
-        return outputs, train_step.functions(batch)
+        outputs = {"gradient": flat(moments), "update": flat(changes)}
+        return outputs | {"losses": np.array([*losses.values()])}, train_step.functions(batch)
 
     return Operation(name, run_on, tolerances)
 
@@ -527,9 +502,8 @@ def synthesis(inputs: Inputs, voices: Voices) -> Operation:
     def run_on(device: str) -> Ran:
         network, batch = voices.on(device), on_device(inputs.features, device)
         with tf.device(device):
-            mel, frames, _ = network.synthesize(
-                *(batch[name] for name in TEXT_INPUTS), synthesis_options(inputs.config.model)
-            )
+            texts = (batch[name] for name in TEXT_INPUTS)
+            mel, frames, _ = network.synthesize(*texts, synthesis_options(inputs.config.model))
             functions = [network.synthesize_mel.get_concrete_function()]
         return {"mel": mel.numpy(), "frames": frames.numpy()}, functions
 
@@ -578,9 +552,8 @@ def decoding() -> Operation:
             ids, counts = function(*arguments)
         return {"ids": ids.numpy(), "counts": counts.numpy()}, [function]
 
-    return Operation(
-        "greedy decoding", run_on, {"ids": ("unequal", 0.0), "counts": ("unequal", 0.0)}
-    )
+    equal: Tolerances = dict.fromkeys(("ids", "counts"), ("unequal", 0.0))
+    return Operation("greedy decoding", run_on, equal)
 
 
 def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
@@ -594,11 +567,8 @@ def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
     random = np.random.default_rng(0)
     rows, padded, most = len(frames), max(frames), max(count)
     logits = random.normal(size=(rows, padded, SYMBOLS)).astype(np.float32)
-    labels = np.where(
-        np.arange(most) < np.array(count)[:, None],
-        random.integers(1, SYMBOLS, (rows, most)),
-        BLANK_ID,
-    )
+    drawn = random.integers(1, SYMBOLS, (rows, most))
+    labels = np.where(np.arange(most) < np.array(count)[:, None], drawn, BLANK_ID)
     arrays = logits, np.array(frames, np.int32), labels.astype(np.int32), np.array(count, np.int32)
     behind = np.arange(padded) >= np.where(np.array(count) > 0, frames, 0)[:, None]
 
@@ -617,16 +587,8 @@ def ctc(name: str, frames: Sequence[int], count: Sequence[int]) -> Operation:
             for _ in range(3):  # memory that was used before holds other values
                 losses, gradient = function(*arguments)
         gradient = gradient.numpy()
-        outputs = {
-            "losses": losses.numpy(),
-            "gradient": gradient[~behind],
-            "behind the end": gradient[behind],
-        }
-        return outputs, [function]
+        outputs = {"gradient": gradient[~behind], "behind the end": gradient[behind]}
+        return outputs | {"losses": losses.numpy()}, [function]
 
-    limits: Tolerances = {
-        "losses": ("each", 1e-4),
-        "gradient": ("norm", 1e-3),
-        "behind the end": ("absolute", 0.0),
-    }
-    return Operation(name, run_on, limits)
+    limits: Tolerances = {"losses": ("each", 1e-4), "gradient": ("norm", 1e-3)}
+    return Operation(name, run_on, limits | {"behind the end": ("absolute", 0.0)})

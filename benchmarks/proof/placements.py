@@ -85,25 +85,22 @@ class Case:
     @property
     def is_dual(self) -> bool:
         """Whether one GPU makes the batches of another."""
-        return self.replicas == 1 and self.settings.get("data_gpu") != self.settings.get(
-            "model_gpu"
-        )
+        data, model = (self.settings.get(name) for name in ("data_gpu", "model_gpu"))
+        return self.replicas == 1 and data != model
 
     @property
     def error(self) -> float | None:
         """Relative error of the predicted throughput."""
-        return (
-            self.period_s / self.predicted_s - 1.0 if self.predicted_s and self.period_s else None
-        )
+        if not self.predicted_s or not self.period_s:
+            return None
+        return self.period_s / self.predicted_s - 1.0
 
     @property
     def flags(self) -> list[str]:
         flags = []
         for name, value in self.settings.items():
-            flags += [
-                f"--{name.replace('_', '-')}",
-                *map(str, value if isinstance(value, tuple) else (value,)),
-            ]
+            values = value if isinstance(value, tuple) else (value,)
+            flags += [f"--{name.replace('_', '-')}", *map(str, values)]
         return flags
 
     def to_json(self) -> dict[str, Any]:
@@ -174,14 +171,14 @@ def cases_of(scope: Scope) -> list[Case]:
     if scope.gpus > 2:
         cases.append(Case(f"{scope.gpus} replicas", {"model_gpus": tuple(range(scope.gpus))}))
     for case in cases:
-        numbers = [case.settings.get("data_gpu", 0), case.settings.get("model_gpu", 0)]
-        needed = 1 + max(
-            *numbers, *case.settings.get("data_gpus", ()), *case.settings.get("model_gpus", ())
-        )
+        settings = case.settings
+        numbers = [settings.get("data_gpu", 0), settings.get("model_gpu", 0)]
+        numbers += [*settings.get("data_gpus", ()), *settings.get("model_gpus", ())]
+        needed = 1 + max(numbers)
         # A split GPU has two logical devices, and all runs need the same number of them.
         if scope.simulated:
             needed += case.is_split
-            case.settings["simulate_gpus"] = scope.gpus - case.is_split
+            settings["simulate_gpus"] = scope.gpus - case.is_split
         if needed > scope.gpus:
             case.problem = f"needs {needed} GPUs"
         if scope.virtual and case.is_split:
@@ -222,11 +219,10 @@ def compare_weights(scope: Scope, found: Findings, cases: list[Case]) -> None:
         train_deterministically(scope, found, case)
     checkpoints = {case.name: case.checkpoint for case in cases if case.checkpoint is not None}
     if len(checkpoints) > 1:
-        expected, *others = (
-            (name, Checkpoint.read(path).arrays("model")) for name, path in checkpoints.items()
-        )
+        arrays = {name: Checkpoint.read(of).arrays("model") for name, of in checkpoints.items()}
+        first, *others = arrays
         found.differences = {
-            name: largest_difference(arrays, expected[1]) for name, arrays in others
+            name: largest_difference(arrays[name], arrays[first]) for name in others
         }
 
 
@@ -245,9 +241,8 @@ def train_deterministically(scope: Scope, found: Findings, case: Case) -> None:
 
 def largest_difference(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
     """Return the largest absolute difference of two sets of arrays; infinity if not alike."""
-    if {name: array.shape for name, array in arrays.items()} != {
-        name: a.shape for name, a in expected.items()
-    }:
+    shapes, others = ({k: a.shape for k, a in each.items()} for each in (arrays, expected))
+    if shapes != others:
         return float("inf")
     return max(float(np.abs(arrays[name] - expected[name]).max(initial=0.0)) for name in arrays)
 
@@ -258,9 +253,8 @@ def predict_periods(scope: Scope, found: Findings, cases: list[Case]) -> None:
     flags = run_flags(scope, "stages", found.length.model_size, found.length.measured_steps, 1)
     config, _ = train.parse([*flags, *placed.flags])
     try:
-        found.stages = stages_of_section_3(scope, found.length.model_size) or measured_stages(
-            scope, config, found
-        )
+        found.stages = stages_of_section_3(scope, found.length.model_size)
+        found.stages = found.stages or measured_stages(scope, config, found)
     except UserError as error:
         found.add_problem(f"stages in isolation: {error}")
     for case in cases if found.stages is not None else ():
@@ -316,7 +310,7 @@ def bound_s(stages: StageProfile, config: Config, case: Case) -> float:
     gpus = settings.simulate_gpus or max(named_gpus(settings), default=0) + 1
     speeds, rows = Speeds.of([1.0] * gpus), (data.batch_size,) * case.replicas
     candidate = Candidate(settings, plan_routes(settings, gpus), speeds, rows)
-    mean_s = stages.times.per_reader(data.num_workers).mean_s()
+    mean_s = stages.times.mean_s(data.num_workers)
     all_reduce_s = stages.all_reduce_s if case.replicas > 1 else 0.0
     return case.replicas * candidate.bound(mean_s, data.num_workers, all_reduce_s).batch_s
 
@@ -328,20 +322,10 @@ def compare_replicas(scope: Scope, found: Findings) -> None:
     if scope.left_s < LEAST_S and not scope.small:
         found.add_problem(f"weights of two replicas: {NO_TIME}")
         return
-    flags = [
-        "--tasks",
-        "tts",
-        "--replicas",
-        "2",
-        "--accumulations",
-        "1",
-        "--train-data",
-        str(scope.corpus),
-    ]
-    flags += (
-        ["--simulate-gpus", str(scope.gpus)] if scope.simulated else ["--gpus", "--deterministic"]
-    )
-    flags += ["--steps", "2"] if scope.small else []
+    flags = "--tasks tts --replicas 2 --accumulations 1"
+    flags += f" --simulate-gpus {scope.gpus}" if scope.simulated else " --gpus --deterministic"
+    flags += " --steps 2" if scope.small else ""
+    flags = [*flags.split(), "--train-data", str(scope.corpus)]
     finished = run_program(scope, "replicas", flags, scope.left_s)
     row = next((line for line in finished.lines if line.startswith("| tts | 2 |")), None)
     if row is None:
@@ -356,33 +340,23 @@ def result_of(scope: Scope, found: Findings) -> SectionResult:
         f"Model size {length.model_size}, {length.steps} steps each; means over the steps after"
         f" the first {length.log_every}. `predicted` is the step by the bound of the stages in"
         " isolation, if no stage varied.",
-        *table(
-            "placement | step | wait | predicted | error", [row_of(case) for case in found.cases]
-        ),
+        *table("placement | step | wait | predicted | error", map(row_of, found.cases)),
     ]
     if stages is not None:
-        times = ", ".join(
-            f"{stage} {1e3 * seconds:.1f}" for stage, seconds in stages.times.mean_s().items()
-        )
+        mean_s = stages.times.mean_s().items()
+        times = ", ".join(f"{stage} {1e3 * seconds:.1f}" for stage, seconds in mean_s)
         unknown = np.isnan(stages.all_reduce_s)
         all_reduce = "of section 3" if unknown else f"all-reduce {1e3 * stages.all_reduce_s:.1f}"
         lines.append(f"Stages in isolation, in milliseconds: {times}, {all_reduce}.")
     if found.differences:
-        rows = [
-            (name, f"{value:.1e}" if value else "equal bit for bit")
-            for name, value in found.differences.items()
-        ]
-        deterministic = " with `--deterministic`" if scope.is_real else ""
-        lines.append(
-            f"Weights{deterministic} after {length.equal_steps} steps, compared with those of the"
-            " first placement:"
-        )
-        lines += table(("placement", "largest difference"), rows)
+        values = found.differences.items()
+        rows = [(name, f"{value:.1e}" if value else "equal bit for bit") for name, value in values]
+        weights = "Weights with `--deterministic`" if scope.is_real else "Weights"
+        weights += f" after {length.equal_steps} steps, compared with those of the first placement:"
+        lines += [weights, *table(("placement", "largest difference"), rows)]
     if found.replicas_difference is not None:
-        lines.append(
-            f"Two replicas and one device: weights differ by up to {found.replicas_difference:.1e}."
-            f" {SUMMATION}"
-        )
+        differ = f"weights differ by up to {found.replicas_difference:.1e}."
+        lines.append(f"Two replicas and one device: {differ} {SUMMATION}")
     lines += [f"- {note}" for note in (*found.problems, *found.notes)]
     return SectionResult(TITLE, lines, figures_of(scope, found), data_of(found))
 
@@ -391,8 +365,8 @@ def row_of(case: Case) -> list[str]:
     if case.period_s is None:
         return [case.name, case.problem or "not run", "", "", ""]
     predicted = "" if case.predicted_s is None else f"{1e3 * case.predicted_s:.1f} ms"
-    percent = ["" if value is None else f"{100 * value:.1f} %" for value in (case.wait, case.error)]
-    wait, error = percent
+    shares = case.wait, case.error
+    wait, error = ("" if value is None else f"{100 * value:.1f} %" for value in shares)
     return [case.name, f"{1e3 * case.period_s:.1f} ms", wait, predicted, error]
 
 
@@ -415,12 +389,8 @@ def figures_of(scope: Scope, found: Findings) -> list[Figure]:
 def run_figures(found: Findings) -> list[Figure]:
     """Return whether every placement trains that the machine allows, and comparisons succeed."""
     tried = [case for case in found.cases if case.period_s or not case.problem.startswith("needs")]
-    failed = [
-        f"{case.name}: {case.problem}"
-        for case in tried
-        if case.problem and NO_TIME not in case.problem
-    ]
-    failed += found.problems
+    with_problems = [of for of in tried if of.problem and NO_TIME not in of.problem]
+    failed = [*(f"{case.name}: {case.problem}" for case in with_problems), *found.problems]
     trained = sum(case.period_s is not None for case in tried)
     here = "; ".join(failed) or f"{trained} of {len(tried)}"
     met = False if failed else None if trained < len(tried) else True
@@ -430,11 +400,8 @@ def run_figures(found: Findings) -> list[Figure]:
 def time_figures(scope: Scope, found: Findings) -> list[Figure]:
     """Return the claims about time, which only real GPUs can show."""
     real = scope.is_real
-    dual = [
-        case
-        for case in found.cases
-        if case.is_dual and case.predicted_s and case.period_s and case.wait is not None
-    ]
+    dual = [case for case in found.cases if case.is_dual and case.predicted_s and case.period_s]
+    dual = [case for case in dual if case.wait is not None]
     mean_s = found.stages.times.mean_s() if found.stages else None
     fed = mean_s is not None and mean_s["produce"] < mean_s["step"]
     wait = max((case.wait for case in dual), default=None)
@@ -466,21 +433,20 @@ def weight_figures(scope: Scope, found: Findings) -> list[Figure]:
     steps = found.length.equal_steps
     worst = max(found.differences.values(), default=None)
     count = len(found.differences) + 1
-    here = f"differ by up to {worst:.1e}" if worst else f"{count} placements equal"
-    if worst is None:
-        here = "-"
-    replicas = found.replicas_difference
-    return [
-        Figure.of(
-            f"weights after {steps} steps are equal in all placements of one replica",
-            here,
-            "bit for bit" + ("" if scope.simulated else ", with --deterministic"),
-            None if worst is None else worst == 0.0,
-        ),
-        Figure.of(
-            "two replicas train as one device with the same batches",
-            "-" if replicas is None else f"weights differ by up to {replicas:.1e}",
-            f"at most {MAX_REPLICAS_DIFFERENCE:.0e}, by the order of sums",
-            None if replicas is None else replicas <= MAX_REPLICAS_DIFFERENCE,
-        ),
-    ]
+    claims = (
+        f"weights after {steps} steps are equal in all placements of one replica",
+        "two replicas train as one device with the same batches",
+    )
+    expected = (
+        "bit for bit" if scope.simulated else "bit for bit, with --deterministic",
+        f"at most {MAX_REPLICAS_DIFFERENCE:.0e}, by the order of sums",
+    )
+    one = two = "-", None
+    if worst is not None:
+        here = f"differ by up to {worst:.1e}" if worst else f"{count} placements equal"
+        one = here, worst == 0.0
+    if (difference := found.replicas_difference) is not None:
+        here = f"weights differ by up to {difference:.1e}"
+        two = here, difference <= MAX_REPLICAS_DIFFERENCE
+    results = zip(claims, expected, (one, two), strict=True)
+    return [Figure.of(claim, here, limit, met) for claim, limit, (here, met) in results]

@@ -9,6 +9,7 @@ import gc
 import traceback
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -162,9 +163,7 @@ def measure(scope: Scope, task: str, size: str, rates: Rates) -> StageFigures:
             produce_s=float(np.median(times.produce_s)),
             transfer_s=float(np.median(times.transfer_s)),
             step_s=float(np.median(times.step_s)),
-            shapes=len(
-                {tuple(batch["mel"].shape) for batches in samples.values() for batch in batches}
-            ),
+            shapes=len({tuple(batch["mel"].shape) for batch in chain(*samples.values())}),
             peak_mib=memory.peak_mib(),
             forecast_mib=device_forecast_mib(config, run),
         )
@@ -227,38 +226,27 @@ def device_forecast_mib(config: Config, run: ProfiledRun) -> float:
     on_host = Route("/CPU:0", "/CPU:0")  # the preflight forecasts the memory of the host
     plan = setup.corpora.training.plan
     forecast = forecast_memory(config, plan, (on_host,), parameter_count(state.model), extractor)
-    groups = state.variables().values()
-    state_mib = (
-        sum(v.shape.num_elements() * v.dtype.size for group in groups for v in group.values())
-        / 2**20
-    )
-    return state_mib + forecast.parts_mib["for the step"]
+    variables = chain(*(group.values() for group in state.variables().values()))
+    state_bytes = sum(v.shape.num_elements() * v.dtype.size for v in variables)
+    return state_bytes / 2**20 + forecast.parts_mib["for the step"]
 
 
 def result_of(scope: Scope, rates: Rates, measured: list[StageFigures]) -> SectionResult:
     gflops = [f"{rate / 1e9:,.0f}" for rate in (rates.float32, rates.tf32, rates.bfloat16)]
+    of_rates = "{} GFLOP/s in float32, {} with TF32, {} in bfloat16.".format(*gflops)
+    stages = "model | parameters | rows | P, ms | T, ms | C, ms | share of rate | half the rows"
+    counts = "model | operations | copies to host | kernels | device busy | copies to host, traced"
     lines = [
-        "Matrix products on the model device: {} GFLOP/s in float32, {} with TF32, {} in"
-        " bfloat16.".format(*gflops)
-    ]
-    lines += table(
-        "model | parameters | rows | P, ms | T, ms | C, ms | share of rate | half the rows"
-        " | bound by",
-        [stage_row(item) for item in measured],
-    )
-    lines += [
+        f"Matrix products on the model device: {of_rates}",
+        *table(f"{stages} | bound by", map(stage_row, measured)),
         "Half the rows: time of the step with half of the rows, relative to that with all. A step"
         f" that is bound by launches keeps its time (at least {LAUNCH_BOUND}), one that is bound by"
-        f" compute does not (at most {COMPUTE_BOUND})."
-    ]
-    header = (
-        "model | operations | copies to host | kernels | device busy | copies to host, traced"
-        " | XLA compilations | peak, MiB | forecast, MiB"
-    )
-    lines += table(header, [device_row(item) for item in measured])
-    lines += [
+        f" compute does not (at most {COMPUTE_BOUND}).",
+        *table(
+            f"{counts} | XLA compilations | peak, MiB | forecast, MiB", map(device_row, measured)
+        ),
         "Operations and copies are counted in the graph of the step; what follows them comes from a"
-        " trace of it."
+        " trace of it.",
     ]
     figures = [figure for item in measured for figure in figures_of(scope, item)]
     data = {"rates": asdict(rates), "models": [model_data(item) for item in measured]}
@@ -270,32 +258,19 @@ def stage_row(item: StageFigures) -> tuple:
         return item.name, item.error, *[""] * 7
     share = "unknown" if item.rate_share is None else f"{item.rate_share:.1%}"
     times = (f"{1e3 * seconds:.2f}" for seconds in (item.produce_s, item.transfer_s, item.step_s))
-    return (
-        item.name,
-        f"{item.parameters:,}",
-        item.rows,
-        *times,
-        share,
-        f"{item.half_ratio:.2f}",
-        item.bound,
-    )
+    counts = f"{item.parameters:,}", item.rows
+    return item.name, *counts, *times, share, f"{item.half_ratio:.2f}", item.bound
 
 
 def device_row(item: StageFigures) -> tuple:
     if item.error:
         return item.name, *[""] * 8
     activity = item.activity
-    return (
-        item.name,
-        f"{item.operations:,}",
-        shown(item.copies_to_host, ""),
-        shown(activity.kernels, ",.0f"),
-        shown(activity.busy, ".0%"),
-        shown(activity.copies.get("to_host"), ".1f"),
-        activity.compilations,
-        shown(item.peak_mib, ",.0f"),
-        f"{item.forecast_mib:,.0f}",
-    )
+    counted = f"{item.operations:,}", shown(item.copies_to_host, "")
+    busy = shown(activity.kernels, ",.0f"), shown(activity.busy, ".0%")
+    traced = shown(activity.copies.get("to_host"), ".1f"), activity.compilations
+    memory = shown(item.peak_mib, ",.0f"), f"{item.forecast_mib:,.0f}"
+    return item.name, *counted, *busy, *traced, *memory
 
 
 def shown(value: float | None, form: str) -> str:
@@ -308,7 +283,10 @@ def figures_of(scope: Scope, item: StageFigures) -> list[Figure]:
         met = None if item.error == NO_TIME else False
         return [Figure.of(f"{item.name}: the stages run", item.error, "they run", met)]
     to_host, counted = item.activity.copies.get("to_host"), item.copies_to_host
-    peak = None if item.peak_mib is None else item.peak_mib / item.forecast_mib
+    peak, memory = None, "not shown"
+    if item.peak_mib is not None:
+        peak = item.peak_mib / item.forecast_mib
+        memory = f"{item.peak_mib:,.0f} MiB, {peak:.2f} of the forecast"
     return [
         Figure.of(
             f"{item.name}: a step copies to the host what its graph shows",
@@ -330,11 +308,7 @@ def figures_of(scope: Scope, item: StageFigures) -> list[Figure]:
         ),
         Figure.of(
             f"{item.name}: the memory peak is as forecast",
-            (
-                "not shown"
-                if peak is None
-                else f"{item.peak_mib:,.0f} MiB, {peak:.2f} of the forecast"
-            ),
+            memory,
             f"at most {PEAK_OVER_FORECAST} of the forecast, which leaves out workspaces",
             None if peak is None else peak <= PEAK_OVER_FORECAST,
         ),

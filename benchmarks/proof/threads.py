@@ -96,11 +96,9 @@ def flags_of(scope: Scope) -> list[str]:
         return [*flags, *placement_flags(scope)]
     models = map(str, range(min(2, scope.gpus)))
     flags += ["--deterministic", "--data-gpu", "0", "--model-gpus", *models]
-    return flags + [
-        word
-        for name, mib in SPLIT_MIB.items()
-        for word in (f"--{name.replace('_', '-')}", str(mib))
-    ]
+    for name, mib in SPLIT_MIB.items():
+        flags += [f"--{name.replace('_', '-')}", str(mib)]
+    return flags
 
 
 def routes_of(scope: Scope, placement: Placement) -> list[tuple[str, Route]]:
@@ -121,28 +119,20 @@ def check_route(
 ) -> RouteCheck:
     """Train on a route for a part of its time, make its batches once more, and compare them."""
     check, began_s, stop = RouteCheck(name, route), time.monotonic(), StopAt(end_s, max_steps)
-    corpus, _, vocabulary = load_corpora(
-        config, Path(config.run.runs_dir), length_rule_of(config), replicas=1
-    )
+    folder = Path(config.run.runs_dir)
+    corpus, _, vocabulary = load_corpora(config, folder, length_rule_of(config), replicas=1)
     state = build_state(config, vocabulary, make_replicas((route,)))
     extractor = task_of(config).extractor(config, training=True)
-    pipeline = Pipeline(
-        corpus,
-        [route],
-        extractor,
-        config.data,
-        seed=config.training.seed,
-        cache_folder=Path(config.run.runs_dir),
-    )
+    reading = {"seed": config.training.seed, "cache_folder": folder}
+    pipeline = Pipeline(corpus, [route], extractor, config.data, **reading)
     step = CheckedStep(make_step(config, state), route, Checksums(extractor.features))
     schedule = replace(make_schedule(config, corpus, state), log_every=0, checkpoint_every=0)
     with pipeline.open_feed(Pass()) as feed:
         loop.train(state, step, feed, schedule, [], save_nothing, Clock(), stop)
     check.steps, check.start_s = state.step, stop.first_step_s - began_s
     threaded = step.read_checksums()
-    alone = checksums_alone(
-        pipeline.producers[0], step.checksums, end_s, state.step + HANDED_OVER_AHEAD
-    )
+    batches = state.step + HANDED_OVER_AHEAD
+    alone = checksums_alone(pipeline.producers[0], step.checksums, end_s, batches)
     compare(check, threaded, list(alone), sorted(extractor.features))
     return check
 
@@ -171,9 +161,8 @@ class StopAt(StopRequest):
         self._left -= 1
         if self.first_step_s == float("inf"):
             self.first_step_s = time.monotonic()
-            self._stop_s = self.first_step_s + THREADED_SHARE * max(
-                0.0, self._end_s - self.first_step_s
-            )
+            left_s = max(0.0, self._end_s - self.first_step_s)
+            self._stop_s = self.first_step_s + THREADED_SHARE * left_s
 
 
 class Checksums:
@@ -202,9 +191,8 @@ class Checksums:
 
 def checksum(tensor: tf.Tensor) -> tf.Tensor:
     """Return the checksum of a tensor of up to three dimensions, int64 []; to be traced."""
-    bits = tf.cast(
-        tf.bitcast(tensor, {2: tf.int16, 4: tf.int32, 8: tf.int64}[tensor.dtype.size]), tf.int64
-    )
+    integers = {2: tf.int16, 4: tf.int32, 8: tf.int64}[tensor.dtype.size]
+    bits = tf.cast(tf.bitcast(tensor, integers), tf.int64)
     for axis in reversed(range(len(tensor.shape))):
         # int32 shapes stay on the host, int64 would not.
         index = tf.cast(tf.range(tf.shape(bits)[axis]), tf.int64)
@@ -251,10 +239,8 @@ class CheckedStep:
     def read_checksums(self) -> dict[str, dict[int, np.ndarray]]:
         """Return the checksums by place and number of the batch; waits for the devices."""
         recorded = self._produced, self._entered, self._handed_over
-        return {
-            place: {number: value.numpy() for number, value in enumerate(values)}
-            for place, values in zip(PLACES, recorded, strict=True)
-        }
+        arrays = ({i: value.numpy() for i, value in enumerate(values)} for values in recorded)
+        return dict(zip(PLACES, arrays, strict=True))
 
 
 def checksums_alone(
@@ -279,21 +265,15 @@ def compare(
         for number, values in by_number.items():
             if number < len(alone):
                 check.compared[place] += 1
-                wrong = [
-                    name
-                    for name, same in zip(names, values == alone[number], strict=True)
-                    if not same
-                ]
-                if wrong:
+                pairs = zip(names, values == alone[number], strict=True)
+                if wrong := [name for name, same in pairs if not same]:
                     check.different.append(f"batch {number}, {place}: {', '.join(wrong)}")
 
 
 def operations_of_threads(scope: Scope, device: str) -> Figure:
     """Let threads run the same operation, as TensorFlow does it by default and as MyXTTS does."""
     rounds = 5 if scope.small else ROUNDS
-    by_default, with_setting = (
-        mixed_up(device, rounds, as_kernels) for as_kernels in (False, True)
-    )
+    by_default, with_setting = (mixed_up(device, rounds, kernels) for kernels in (False, True))
     found = f"{with_setting} of {rounds * THREADS}; {by_default} by TensorFlow's default"
     claim = f"{THREADS} threads that open pipelines for {device} at once get their own"
     met = False if with_setting else None if scope.simulated else True
@@ -301,16 +281,11 @@ def operations_of_threads(scope: Scope, device: str) -> Figure:
 
 
 def result_of(scope: Scope, checks: list[RouteCheck], operations: Figure) -> SectionResult:
-    rows = [
-        [
-            check.name,
-            f"{check.route.data} → {check.route.model}",
-            check.steps or NO_TIME,
-            *check.compared.values(),
-            len(check.different),
-        ]
-        for check in checks
-    ]
+    rows = []
+    for check in checks:
+        route = f"{check.route.data} → {check.route.model}"
+        counts = *check.compared.values(), len(check.different)
+        rows.append([check.name, route, check.steps or NO_TIME, *counts])
     lines = [
         "Checksums of every batch that the producer's thread made while the main thread"
         " trained, against those of the same batch made by one thread alone:",

@@ -83,10 +83,8 @@ def is_ready(report: dict[str, Any], shares_cores: bool) -> bool | None:
 def check_resume(scope: Scope, found: SectionResult) -> None:
     """Kill a run, resume it, and compare its losses with those of a run that was not disturbed."""
     length = length_of(scope)
-    claim = (
-        f"a run of {length.steps} steps that is killed and resumed has the losses of an"
-        " undisturbed one"
-    )
+    claim = f"a run of {length.steps} steps that is killed and resumed"
+    claim += " has the losses of an undisturbed one"
     expected = "bit for bit" + ("" if scope.simulated else ", with --deterministic")
     problem = run_thrice(scope, length)
     if problem:
@@ -94,24 +92,16 @@ def check_resume(scope: Scope, found: SectionResult) -> None:
         found.add(claim, problem, expected, None if NO_TIME in problem else False)
         return
     losses = {name: losses_of(scope, name) for name in ("whole", "killed")}
-    different = sorted(
-        step for step, values in losses["whole"].items() if losses["killed"].get(step) != values
-    )
-    worst = max(
-        (largest_difference(losses["whole"][s], losses["killed"].get(s, {})) for s in different),
-        default=0.0,
-    )
-    found.data["resume"] = {
-        "different_steps": different,
-        "largest_difference": worst,
-        "losses": losses,
-    }
-    here = f"{len(losses['whole'])} reports equal"
+    whole, killed = losses.values()
+    different = sorted(step for step in whole if killed.get(step) != whole[step])
+    differences = (largest_difference(whole[step], killed.get(step, {})) for step in different)
+    worst = max(differences, default=0.0)
+    resume = {"different_steps": different, "largest_difference": worst, "losses": losses}
+    found.data["resume"] = resume
+    here = f"{len(whole)} reports equal"
     if different:
-        here = (
-            f"{len(different)} of {len(losses['whole'])} reports differ, from step {different[0]},"
-            f" by up to {worst:.1e}"
-        )
+        reports = f"{len(different)} of {len(whole)} reports differ"
+        here = f"{reports}, from step {different[0]}, by up to {worst:.1e}"
     how = "stopped after step" if scope.small else "killed (SIGKILL) after the report of step"
     line = f"A run of {length.steps} steps was {how} {length.kill_step} and resumed: {here}."
     found.lines += [line, ""]
@@ -151,18 +141,16 @@ def run_thrice(scope: Scope, length: Length) -> str:
 
 def losses_of(scope: Scope, name: str) -> dict[int, dict[str, float]]:
     """Return losses, gradient norm and learning rate of a run by step."""
-    reports = read_reports(scope, name)
-    return {
-        report["step"]: {key: value for key, value in report.items() if key not in OF_INTERVALS}
-        for report in reports
-    }
+    losses = {}
+    for report in read_reports(scope, name):
+        values = {key: value for key, value in report.items() if key not in OF_INTERVALS}
+        losses[report["step"]] = values
+    return losses
 
 
 def largest_difference(expected: dict[str, float], values: dict[str, float]) -> float:
-    return max(
-        (abs(expected[name] - values.get(name, float("inf"))) for name in expected),
-        default=float("inf"),
-    )
+    differences = (abs(expected[name] - values.get(name, float("inf"))) for name in expected)
+    return max(differences, default=float("inf"))
 
 
 def ending(log: Sequence[str]) -> list[str]:

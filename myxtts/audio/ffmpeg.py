@@ -25,9 +25,8 @@ def libsndfile_path(path: str, is_better: bool = False) -> str:
     """Return a file that libsndfile can read: `path`, or a FLAC file of its first audio stream, if
     the name says so, or ffmpeg reads it better and is installed.
 
-    The FLAC file, of 16 bits, keeps rate and channels, and is made if there is none of this content
-    (size and times of the file). Raises DataError if ffmpeg is missing or fails, or the cache
-    cannot be written.
+    The FLAC file, of 16 bits, keeps rate and channels. Raises DataError if ffmpeg is missing or
+    fails, or the cache cannot be written.
     """
     if not path.lower().endswith(FFMPEG_SUFFIXES) and not (is_better and shutil.which("ffmpeg")):
         return path

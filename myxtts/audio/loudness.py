@@ -11,7 +11,6 @@ from myxtts.audio.k_weighting import (
     BLOCK_HOPS,
     FILTER_RATE_HZ,
     MARGIN_S,
-    OFFSET_DB,
     RELATIVE_GATE_DB,
     SILENCE_LUFS,
     power_of,
@@ -36,11 +35,6 @@ def with_loudness(wave, lufs: float | None, samples=None):
     wanted = tf.sqrt(tf.math.divide_no_nan(power_of(lufs), power))
     gain = tf.where(power > 0.0, tf.minimum(wanted, tf.math.divide_no_nan(1.0, peak)), 1.0)
     return wave * gain[:, None]
-
-
-def loudness(wave, samples):
-    """Return the integrated loudness of each row in LUFS, float32 [B]; -inf of silence."""
-    return OFFSET_DB + 10.0 * tf.math.log(gated_power(wave, samples)) / float(np.log(10.0))
 
 
 # The wave is filtered as it is heard. Powers of tenths of a second become overlapping blocks of 0.4

@@ -68,9 +68,8 @@ def f0(waveform, samples):
     parabola through the difference function refines it. A frame is voiced if the aperiodicity of
     its period is below VOICING_THRESHOLD.
 
-    For speed, the wave is decimated after the smoothing of the paper, so the depth of a trough is
-    also interpolated by a parabola. The difference function of a frame is the sum over its hops,
-    which neighbouring frames share.
+    The wave is decimated after the smoothing of the paper, so the depth of a trough is also
+    interpolated by a parabola.
 
     float32 [B, samples] in [-1, 1], and the real samples of each row, int32 [B] -> F0
     in Hz, float32 [B, samples // 256], 0 where unvoiced; and whether each frame is voiced, bool,

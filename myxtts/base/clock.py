@@ -18,8 +18,8 @@ from myxtts.devicefeed.times import Span, Timeline, Times
 FIRST_STEP = "first step"
 # Below this wait share, batches come as fast as the model takes them.
 NO_WAIT = 0.05
-# Reading is the bottleneck if the producer waits for more than this share of its time. With small
-# batches, up to a tenth of its time goes into taking batches that are ready.
+# Reading is the bottleneck if the producer waits for more than this share of its time, even if
+# producing takes a larger one. Up to a tenth goes into taking small batches that are ready.
 READ_BOUND_SHARE = 0.2
 MODEL = "model"  # lane of the spans of the main thread
 SHORTEST_SPAN_S = 1e-4
@@ -76,11 +76,7 @@ class Interval:
 
     @property
     def bottleneck(self) -> str:
-        """The slowest stage: `step` if the model does not wait, else `read` or `produce`.
-
-        If the producer waits for samples, reading is the slower stage, even if producing takes the
-        larger part of the producer's time.
-        """
+        """The slowest stage: `step` if the model does not wait, else `read` or `produce`."""
         if self.wait_share < NO_WAIT:
             return "step"
         if self.read_s > READ_BOUND_SHARE * (self.read_s + self.produce_s):
@@ -259,13 +255,11 @@ class Clock:
 
 def format_duration(seconds: float) -> str:
     """Return seconds in the unit that suits them: `9.9 s`, `12 min`, `1.7 h`, `3.0 days`."""
-    unit = "s"
-    count = seconds
+    count, unit = seconds, "s"
     units = (("min", 60, 90), ("h", 3600, 5400), ("days", 86400, 172800))
     for larger, size_s, shown_from_s in units:
         if seconds >= shown_from_s:
-            unit = larger
-            count = seconds / size_s
+            count, unit = seconds / size_s, larger
     if count < 9.95:
         return f"{count:.1f} {unit}"
     return f"{count:.0f} {unit}"

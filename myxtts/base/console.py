@@ -1,5 +1,5 @@
 """The console of a command: log lines on stdout, errors on stderr, the exit code, and what
-TensorFlow's C++ code reads from the environment and writes to stderr.
+TensorFlow's C++ code reads from the environment and writes to stderr. No TensorFlow.
 """
 
 import errno
@@ -8,15 +8,17 @@ import os
 import re
 import signal
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import UnsupportedOperation
+from pathlib import Path
 from typing import BinaryIO
 
 from tqdm import tqdm
 
 from myxtts.base.errors import ConfigError, lacking_memory
 from myxtts.base.files import FULL
-from myxtts.base.terminal import detach_stdout, discard_stdout, printable
 from myxtts.devicefeed.errors import UserError
 
 # Errors of a disk and of limits, which a user can fix. Others are defects.
@@ -29,23 +31,11 @@ _FIXABLE = {
 # without an NVIDIA driver they report an error for the GPU that is not there. No setting turns them
 # off: absl offers Python no access to the log of the libraries, and TF_ENABLE_ONEDNN_OPTS=0, which
 # silences one of them, changes the results of training. libmpg123 reports each jump into the middle
-# of an MP3 file, which the check for truncated files makes (`myxtts.audio.audio_file`).
-_NOISE = re.compile(
-    rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
-    rb"|I\d{4} .*\] oneDNN custom operations are on\."
-    rb"|I\d{4} .*\] Could not find cuda drivers on your machine, GPU will not be used\."
-    rb"|I\d{4} .*\] This TensorFlow binary is optimized to use available CPU instructions"
-    rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler"
-    rb"|E\d{4} .* cuda_(?:dnn|fft|blas)\.cc:.*\] Unable to register \w+ (?:factory|plugin)"
-    rb"|W\d{4} .* computation_placer\.cc:.*\] computation placer already registered\."
-    rb"|E\d{4} .* cuda_platform\.cc:.*\] failed call to cuInit: .*UNKNOWN ERROR \(303\)"
-    rb"|I\d{4} .* service\.cc:.*\] (?:XLA service \S+ initialized for platform|  StreamExecutor \[)"
-    rb"|W\d{4} .*\] Input of GeneratorDatasetOp::Dataset will not be optimized because"
-    rb"|E\d{4} .*\] oneDNN supports DT_INT32 only on platforms with AVX-512\. Falling back to"
-    rb"|\[src/libmpg123/layer3\.c:.*\] error: part2_3_length \(\d+\) too large for available bit"
-    rb"|I\d{4} .* device_compiler\.h:.*\] Compiled cluster using XLA!"
-    rb"|W\d{4} .* tf_tfl_flatbuffer_helpers\.cc:.*\] Ignored "
-)
+# of an MP3 file, which the check for truncated files makes (`audio.sound_header`). noise.txt has a
+# pattern a line.
+_NOISE = re.compile(b"|".join(Path(__file__).with_name("noise.txt").read_bytes().splitlines()))
+# Characters of these classes of Unicode reverse the order of the text around them.
+_BIDIRECTIONAL_CONTROLS = ["LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"]
 
 
 def report_errors(program: Callable[[], int]) -> int:
@@ -132,6 +122,38 @@ class _Console(logging.Handler):
             if error.errno not in (*FULL, errno.EIO):
                 raise
             detach_stdout(error, "The program goes on")
+
+
+def printable(text: str) -> str:
+    r"""Return a text with \x1b and the like for characters that a terminal would act on.
+
+    Names of files and texts of a corpus are quoted in messages. They may hold control characters,
+    or bytes that are not UTF-8, which are lone surrogates and cannot be written.
+    """
+    characters = []
+    for character in text:
+        category = unicodedata.category(character)
+        is_control = category in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
+        if is_control or unicodedata.bidirectional(character) in _BIDIRECTIONAL_CONTROLS:
+            character = ascii(character)[1:-1]
+        characters.append(character)
+    return "".join(characters)
+
+
+def discard_stdout() -> None:
+    """Redirect stdout to /dev/null; otherwise Python reports its error again when it exits."""
+    with suppress(UnsupportedOperation):  # a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def detach_stdout(error: OSError, who: str) -> None:
+    """Discard stdout after an error (a closed terminal, a full disk, `head`); warn on stderr that
+    `who`, such as "The program goes on".
+    """
+    discard_stdout()
+    # A closed terminal has taken stderr with it.
+    with suppress(OSError):
+        print(f"warning: stdout ends here: {error.strerror}. {who}.", file=sys.stderr)
 
 
 def set_environment() -> None:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 from myxtts.base.errors import ConfigError, DataError
 
 STEM_BYTES = 180
@@ -64,6 +66,11 @@ def decode_text(read: Callable[[], bytes], source: str) -> str:
     except UnicodeDecodeError as error:
         reason = f"it is not UTF-8 at byte {error.start}"
     raise DataError(f"the text in {source} cannot be read: {reason}. Give a text in UTF-8.")
+
+
+def table_beside(module_file: str, name: str) -> Any:
+    """Return the content of a YAML file of this package in or below the folder of a module."""
+    return yaml.safe_load((Path(module_file).parent / name).read_text("utf-8"))
 
 
 def partial_file_of(path: Path) -> Path:
@@ -172,10 +179,7 @@ def cached_folder(kind: str, key: object, make: Callable[[Path], None]) -> Path:
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Make a folder that may exist, and its parents.
-
-    Raises ConfigError, which names the flag of the folder, if it or files in it cannot be made.
-    """
+    """Make a folder, and its parents; raise ConfigError if it or files in it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -187,11 +191,7 @@ def make_folder(folder: Path, flag: str) -> None:
 
 
 def check_writable(flag: str, path: Path | None) -> None:
-    """Check that a file can be written, before minutes of work.
-
-    Raises ConfigError if the path of the flag is a folder, a pipe or a device, which a file would
-    replace, or its folder is missing or cannot be written to.
-    """
+    """Raise ConfigError, before minutes of work, if the file of a flag cannot be written."""
     if path is None:
         return
     folder = path.absolute().parent
@@ -227,8 +227,7 @@ def file_stamp(path: str | os.PathLike[str]) -> FileStamp | None:
 def locked_file(path: Path, wait: bool = True, lock: bool = True) -> Iterator[BinaryIO]:
     """Open a file, create it if missing, and lock it until the scope or the process ends.
 
-    The scope may rename or remove the file: whoever has waited for it then opens the file of that
-    name anew. Without `wait`, raises BlockingIOError if another process or thread has the lock.
+    Without `wait`, raises BlockingIOError if another process or thread has the lock.
     """
     mode = fcntl.LOCK_EX
     if not wait:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 FEW_CORES = 2
 
@@ -19,26 +18,21 @@ MEMORY_FILES = {
 }
 
 
-class ThreadPools(NamedTuple):
-    """Threads of TensorFlow's two pools, which all logical devices share; None is one a core.
+def automatic_pools(
+    on_gpu: bool, cores: int, small_operations: bool
+) -> tuple[int | None, int | None]:
+    """Return the threads of TensorFlow's pools, intra-op and inter-op, for `auto`; None: its own.
 
     The intra-op pool splits one operation over several threads. The inter-op pool runs independent
-    operations at the same time, and the operations of tf.data.
+    operations at the same time, and those of tf.data. See `Task.has_small_operations`.
     """
-
-    intra_op: int | None
-    inter_op: int | None
-
-
-def automatic_pools(on_gpu: bool, cores: int, small_operations: bool) -> ThreadPools:
-    """Return the sizes of `auto`; for small operations see `Task.has_small_operations`."""
     if on_gpu:
-        return ThreadPools(None, None)
+        return None, None
     # On up to 2 cores one thread computes each small operation: to split it over two threads costs
     # more than it gains (docs/decisions.md). On more cores nothing was measured.
     if small_operations and cores <= FEW_CORES:
-        return ThreadPools(1, cores)
-    return ThreadPools(cores, cores)
+        return 1, cores
+    return cores, cores
 
 
 def usable_cores() -> list[int]:

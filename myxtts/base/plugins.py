@@ -1,8 +1,7 @@
 """The door: where the program finds what it can do without, its own extras and packages of others.
 
-A group has names and objects, which are imported when they are used. GROUPS has ours; an installed
-package adds its own as entry points of `myxtts.GROUP`. An extra whose folder was removed is left
-out.
+A group has names and objects, which are imported when they are used. plugins.yaml has ours; an
+installed package adds its own as entry points of `myxtts.GROUP`.
 
     commands   a module with NAME, HELP, main(argv, prog), and EXTRA if it needs an extra
     corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout
@@ -17,46 +16,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from myxtts.base.errors import ConfigError
+from myxtts.base.files import table_beside
 
 # The first object of a group that takes something is used: packages of others come before these.
-GROUPS: dict[str, dict[str, str]] = {
-    "commands": {
-        "train": "myxtts.commands.train",
-        "preflight": "myxtts.commands.preflight",
-        "profile": "myxtts.commands.profile",
-        "plan": "myxtts.commands.plan",
-        "say": "myxtts.commands.say",
-        "voices": "myxtts.commands.voices",
-        "synthesize": "myxtts.commands.synthesize",
-        "evaluate": "myxtts.commands.evaluate",
-        "transcribe": "myxtts.commands.transcribe",
-        "export": "myxtts.extras.export.export_command",
-        "launch": "myxtts.commands.launch",
-        "jobs": "myxtts.extras.jobs.jobs_command",
-        "merge": "myxtts.extras.jobs.merge_command",
-        "shard": "myxtts.extras.jobs.shard_command",
-        "corpus": "myxtts.commands.corpus",
-        "text": "myxtts.commands.text",
-        "align": "myxtts.extras.align.align_command",
-        "inspect": "myxtts.extras.inspect.inspect_command",
-        "pack": "myxtts.extras.store.pack_command",
-        "voice": "myxtts.extras.voice.voice_command",
-        "serve": "myxtts.extras.serve.serve_command",
-        "publish": "myxtts.extras.publish.publish_command",
-        "check-distributed": "myxtts.commands.check_distributed",
-    },
-    "corpora": {
-        "packed": "myxtts.extras.store.packed:read_packed",
-        "table": "myxtts.corpus.tables:read_table",
-        "kaldi": "myxtts.extras.layouts.trees:read_kaldi",
-        "parquet": "myxtts.extras.store.parquet:read_parquet",
-        "tree": "myxtts.extras.layouts.trees:read_tree",
-        "tar_shards": "myxtts.extras.store.tar_shards:read_tar_shards",
-        "audio": "myxtts.corpus.layouts:read_folder",
-    },
-    "hooks": {"sync": "myxtts.extras.jobs.hook:make"},
-    "stores": {"obstore": "myxtts.extras.store.stores:open_store"},
-}
+GROUPS: dict[str, dict[str, str]] = table_beside(__file__, "plugins.yaml")
 
 log = logging.getLogger(__name__)
 

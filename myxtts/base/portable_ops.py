@@ -67,10 +67,9 @@ def indices(count, first=0):
 def float32_matmul(a, b, **transposed):
     """Multiply float32 matrices as `tf.matmul` does, but never in TF32.
 
-    For features, targets and alignments. GPUs since Ampere round the factors of a float32 product
-    to TF32, with 10 bits of mantissa instead of 23. So on a GPU this product is computed in
-    float64, unless TF32 is turned off. The device scope counts in which the product is traced: see
-    `function_per_device_type`.
+    GPUs since Ampere round the factors of a float32 product to TF32, with 10 bits of mantissa
+    instead of 23. So on a GPU this product is computed in float64, unless TF32 is turned off. The
+    device scope counts in which the product is traced: see `function_per_device_type`.
     """
     may_round = tf.config.experimental.tensor_float_32_execution_enabled()
     if not may_round or tf_internals.device_type_in_scope() != "GPU":

@@ -1,7 +1,4 @@
-"""Child processes: start, log, restart and end them; signals to stop; and GPUs. No TensorFlow.
-
-The launcher of workers and the launcher of independent jobs are supervisors.
-"""
+"""Child processes: start, log, restart and end them; signals to stop; and GPUs. No TensorFlow."""
 
 import ctypes
 import logging
@@ -30,7 +27,7 @@ LAST_LINES = 20
 READ_BYTES = 1 << 20
 POLL_S = 0.05
 # After a failure, the other workers notice it and report it themselves, after a missing heartbeat
-# at the latest (20 s). Then they get SIGTERM, and time to save. So all end within a minute.
+# at the latest (20 s). Then they get time to save. So all end within a minute.
 NOTICE_S = 22.0
 SAVE_S = 14.0
 # After a stop these are no failure: SIGTERM ended the program, with or without saving.
@@ -239,8 +236,7 @@ def child_setup(parent: int, cores: frozenset[int] | None = None) -> Callable[[]
 
 # One thread does everything: it polls all processes every POLL_S. In each round it passes on the
 # lines that they printed, restarts those that failed, forwards requests to stop, and ends all after
-# a failure. After a failure the others first get time to notice it and to report it themselves.
-# Then they get SIGTERM and time to save, and at the end they are killed.
+# a failure: by SIGTERM after NOTICE_S, and by SIGKILL after SAVE_S more.
 class Supervisor:
     """Runs programs side by side. Subclasses override the callbacks, which do nothing.
 

@@ -2,6 +2,9 @@
 
 import hashlib
 import logging
+import shutil
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,32 +13,51 @@ from myxtts.base.files import cached_folder
 from myxtts.base.members import is_url, store_of
 
 CHECKSUMS = "SHA256SUMS"
-NEEDED = ("checkpoints/", "config.yaml")
+UNUSED = ("samples/", "README.md")
+TIMEOUT_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 def local_run(source: str) -> Path:
-    """Return the folder of a run that is named by its folder or by the URL of a published one.
+    """Return the folder of a run or voice that is named by it, or by the URL of a published one.
 
-    A published run is copied to the user's cache: the files that its file of checksums names. After
-    the URL, #sha256=… is the checksum of this file. Raises DataError if a checksum differs, or the
-    URL cannot be used.
+    A published one is copied to the user's cache: the files that its file of checksums names, but
+    for samples. After the URL, #sha256=… is the checksum of this file. Raises DataError if a
+    checksum differs, or the URL cannot be used.
     """
     if not is_url(source):
         return Path(source)
     url, _, expected = source.partition("#sha256=")
-    store = store_of(url.rstrip("/"))
 
     def copy(folder: Path) -> None:
-        sums = store.fetch(CHECKSUMS, folder / CHECKSUMS)
+        log.info("fetching       %s", url)
+        sums = _fetch(url, CHECKSUMS, folder)
         check_digest(source, sums, expected)
         for digest, name in named_files(sums):
-            if name.startswith(NEEDED):
-                check_digest(source, store.fetch(name, folder / name), digest)
-        log.info("fetched        %s", url)
+            if not name.startswith(UNUSED):
+                check_digest(source, _fetch(url, name, folder), digest)
 
     return cached_folder("published", source, copy)
+
+
+# HTTP needs no package. Other stores are opened by one.
+def _fetch(url: str, name: str, folder: Path) -> Path:
+    """Copy a file below a URL into a folder, and return its path."""
+    target = folder / name
+    if not url.startswith(("http://", "https://")):
+        return store_of(url.rstrip("/")).fetch(name, target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = f"{url.rstrip('/')}/{urllib.parse.quote(name)}"
+    try:
+        answer = urllib.request.urlopen(source, timeout=TIMEOUT_S)
+        with answer, open(target, "wb") as file:
+            shutil.copyfileobj(answer, file)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{source} cannot be fetched: {error}. Check the URL and the network, or give a folder."
+        ) from error
+    return target
 
 
 def file_digest(path: Path) -> str:

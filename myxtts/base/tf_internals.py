@@ -1,13 +1,7 @@
 """Every use of a private or deprecated TensorFlow or Keras API, one function each, with the reason.
 
 requirements.txt caps TensorFlow's minor version because of this module: check each function before
-raising the cap.
-
-The package also relies on public APIs that are marked experimental and may change between minor
-versions: `tf.config.experimental` (placement, preflight, training.setup, portable_ops),
-`tf.data.experimental` (data.reading), `CommunicationOptions`
-(distributed.worker_group), `Strategy.experimental_*` (placement.replicas), `stateless_fold_in`
-(portable_ops) and `experimental_get_tracing_count` (training.step).
+raising the cap, and the public APIs that are marked experimental (`grep experimental`).
 """
 
 from collections.abc import Sequence

@@ -39,11 +39,10 @@ log = logging.getLogger(__name__)
 def open_cache(manifest: Manifest, folder: Path, workers: int) -> Path:
     """Return the decoded corpus; decode it first if it is missing or one of its files has changed.
 
-    Its name contains a digest of the corpus and of its paths, so each corpus has its own file, and
-    so has a corpus of equal lengths in another folder. The samples of all utterances, int16, are
-    followed by a checksum of each, and a digest of the sizes and times of the files that they were
-    decoded from. Another process that needs the file waits, and takes it. Raises DataError if an
-    utterance cannot be read, or changes meanwhile.
+    Its name contains a digest of the corpus and of its paths, so each corpus has its own file. The
+    samples of all utterances, int16, are followed by a checksum of each, and a digest of the sizes
+    and times of the files that they were decoded from. Raises DataError if an utterance cannot be
+    read, or changes meanwhile.
     """
     path = folder / f"pcm-{_digest(manifest.fingerprint, [*manifest.paths]).hex()[:16]}.int16"
     if _is_current(path, manifest):
@@ -88,16 +87,7 @@ def rows_from_cache(manifest: Manifest, path: Path) -> ReadRows:
             is_intact[row] = True
         return found
 
-    def copy(rows, starts, samples, padded):
-        batch = np.zeros((len(rows), padded), np.int16)
-        # One copy per row; an index array would take 8 times the memory of the data.
-        for i, (row, start, count) in enumerate(zip(rows.tolist(), starts, samples, strict=True)):
-            # A row of no samples names no utterance whose checksum could be compared.
-            if count:
-                batch[i, :count] = wave(row)[start : start + count]
-        return batch
-
-    return rows_by_numpy(copy)
+    return rows_by_numpy(lambda rows: map(wave, rows.tolist()))
 
 
 def _digest(*values: object) -> bytes:

@@ -10,10 +10,8 @@ The plan is a pure function of (seed, epoch, replicas), without state between ep
 resumes by starting at a step, also with another number of replicas, which share the utterances left
 in the epoch. The share of each replica only changes who takes which rows of a step.
 
-Utterances of similar length share a bucket, and a bucket has one padded length. Sorted by length,
-the utterances of a bucket are contiguous. A bucket takes as many whole steps as it can, and the
-longest utterances left over move up into the next bucket. So only the last bucket may end in an
-incomplete step, and every epoch has the same number of steps.
+Utterances of similar length share a bucket, and a bucket has one padded length. Only the last
+bucket may end in an incomplete step, and every epoch has the same number of steps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -10,14 +10,15 @@ TensorFlow's operations decode 16-bit mono WAV of the run's rate, and soundfile 
 """
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_header, read_pcm
+from myxtts.audio.audio_file import MAX_RECORDING_S, WHOLE, read_pcm
 from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import read_header
 from myxtts.base.errors import DataError
 from myxtts.base.members import Member, member_of, read_member, read_members
 from myxtts.batches.contract import TEXT
@@ -143,23 +144,28 @@ def rows_from_members(
 ) -> ReadRows:
     """Return a reader of rows from shards, which reads the utterances of a batch together."""
 
+    def waves_of(rows: np.ndarray) -> Iterator[np.ndarray]:
+        paths = [manifest.paths[row] for row in rows]
+        contents = read_members([member for member in map(member_of, paths) if member], read)
+        for row, path, content in zip(rows, paths, contents, strict=True):
+            length, start = int(manifest.samples[row]), int(manifest.starts[row])
+            yield read_pcm(path, length, MAX_RECORDING_S, start, content)
+
+    return rows_by_numpy(waves_of)
+
+
+def rows_by_numpy(waves_of: Callable[[np.ndarray], Iterable[np.ndarray]]) -> ReadRows:
+    """Return a reader of rows that takes stretches of the waves, int16, of rows of a manifest."""
+
     def load(rows, starts, samples, padded):
         batch = np.zeros((len(rows), padded), np.int16)
+        # A row of no samples names no utterance.
         places = np.flatnonzero(samples)
-        paths = [manifest.paths[row] for row in rows[places]]
-        contents = read_members([member for member in map(member_of, paths) if member], read)
-        for place, path, content in zip(places, paths, contents, strict=True):
-            row, begin, count = rows[place], starts[place], samples[place]
-            length, start = int(manifest.samples[row]), int(manifest.starts[row])
-            wave = read_pcm(path, length, MAX_RECORDING_S, start, content)
-            batch[place, :count] = wave[begin : begin + count]
+        # One copy per row; an index array would take 8 times the memory of the data.
+        for place, wave in zip(places, waves_of(rows[places]), strict=True):
+            start, count = starts[place], samples[place]
+            batch[place, :count] = wave[start : start + count]
         return batch
-
-    return rows_by_numpy(load)
-
-
-def rows_by_numpy(load: Callable[..., np.ndarray]) -> ReadRows:
-    """Return a reader of rows that calls a function of arrays, which returns int16 [B, S]."""
 
     def read_rows(rows, starts, samples, padded):
         arguments = [rows, starts, samples, padded]

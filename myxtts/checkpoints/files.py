@@ -391,9 +391,7 @@ def write_checkpoint(
 
     Raises an OSError that names the file if the disk refuses, or if the checkpoint exists
     (ENOTEMPTY); then nothing is left of it, and a checkpoint that was to be replaced stays.
-
-    One group after another is in memory, with its arrays by name. `by` distinguishes writers that
-    may write the same checkpoint at the same time.
+    One group is in memory at a time. Writers of one checkpoint at the same time differ in `by`.
     """
     temporary = files.partial_folder_of(target.with_name(target.name + by))
     # A kill may have left it.

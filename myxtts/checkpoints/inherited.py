@@ -19,14 +19,12 @@ from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_value
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 
 
-def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | None:
+def open_teacher(path: str | None, resumed: TrainedRun | None) -> TrainedRun | None:
     """Open the teacher that the settings name, if they name one; raise CheckpointError if unfit.
 
-    A run that resumes takes the same checkpoint as before, even if the teacher's run has a better
-    one by now.
+    A run that resumes takes the same checkpoint as before, even if there is a better one by now.
     """
     recorded = resumed.record.teacher if resumed else None
-    path = config.teacher.teacher
     if resumed and (recorded is None) != (path is None):
         had = "none"
         if recorded:
@@ -59,10 +57,7 @@ def open_teacher(config: Config, resumed: TrainedRun | None) -> TrainedRun | Non
 
 
 def inherit_settings(config: Config, source: TrainedRun) -> Config:
-    """Return the configuration with the settings that the weights of the source fix.
-
-    The source is a pretrained run or the run itself. Raises ConfigError for another value of one.
-    """
+    """Return the settings with those that a pretrained or resumed run fixes; raise ConfigError."""
     fixed = reset_inactive(source.record.settings)
     advice = "give another --init-from, or start another run with --run"
     origin = f"the run starts from {source.checkpoint.path}, which"
@@ -90,10 +85,7 @@ def apply_teacher_settings(config: Config, teacher: TrainedRun) -> Config:
 
 
 def keep_normaliser(config: Config, resumed: TrainedRun) -> Config:
-    """Return the configuration with the normaliser that a run has had.
-
-    Runs from before there was one do not name it in config.yaml. Raises ConfigError for another.
-    """
+    """Return the settings with the normaliser of a run, whose config.yaml may not name it."""
     saved, setting = resumed.record.settings, SETTINGS["text_normaliser"]
     origin = f"{resumed.checkpoint.path}, which the run resumes,"
     return _with_fixed(config, saved, [setting], origin, "start another run with --run")

@@ -33,9 +33,8 @@ class RunFolder:
     def locked(self, lock: bool = True) -> Iterator[None]:
         """Keep other processes out of this run for as long as the scope or the process lasts.
 
-        Makes the folder, removes partial files that killed processes left, and removes the folder
-        again if nothing was written to it. Raises ConfigError if another process has the lock, or
-        the file system has no locks. Without `lock` other processes stay unknown.
+        Makes the folder, removes partial files of killed processes, and an empty folder again.
+        Raises ConfigError where it cannot be locked. Without `lock` other processes stay unknown.
         """
         with ExitStack() as scope:
             try:

@@ -38,10 +38,9 @@ from myxtts.checkpoints.files import (
     list_checkpoints,
 )
 from myxtts.config.advice import advice_on_run
-from myxtts.config.schema import Config
 from myxtts.config.synthesis import check_options
-from myxtts.corpus.build import difference
-from myxtts.corpus.manifest import Manifest, Vocabulary
+from myxtts.corpus.manifest import Manifest, Vocabulary, difference
+from myxtts.speak.voices import run_folder
 
 GRIFFIN_LIM = "griffin-lim"  # instead of the folder of a vocoder's run
 
@@ -63,15 +62,13 @@ class TrainedRun:
     # checkpoint was removed, the newest is used.
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> "TrainedRun":
-        """Open a run at a checkpoint such as step-002000; by default at the best, or the newest.
-
-        Raises CheckpointError if it does not exist or is damaged.
-        """
+        """Open a run at its best checkpoint, or at one by name; raises CheckpointError."""
+        path = run_folder(path)
         checkpoints = list_checkpoints(path / "checkpoints")
         if not checkpoints:
             found = "has no checkpoint"
             if any(path.glob("*.onnx")):
-                found = "is an exported voice, which `myxtts serve --model` takes"
+                found = "is an exported voice, which `myxtts serve --voice` takes"
             raise CheckpointError(
                 f"{path} {found}. Give the folder of a run that has one, such as"
                 " runs/my_voice; a run writes one every --checkpoint-every steps and at its end."
@@ -149,8 +146,8 @@ class TrainedRun:
         self, requested: str | Path | None = None, iterations: int | None = None
     ) -> "VocoderChoice":
         """Choose the vocoder of a voice; see `select_vocoder`."""
-        settings, audio_format = self.record.settings, self.record.audio_format
-        return select_vocoder(self.path, settings, audio_format, requested, iterations)
+        named, audio_format = self.record.settings.model.vocoder, self.record.audio_format
+        return select_vocoder(self.path, named, audio_format, requested, iterations)
 
 
 class VocoderChoice(NamedTuple):
@@ -167,24 +164,26 @@ class VocoderChoice(NamedTuple):
 # format that the voice makes. Each message says whether the user or the settings named the vocoder.
 def select_vocoder(
     voice: Path,
-    settings: Config,
+    named: str | None,
     audio_format: dict[str, Any],
     requested: str | Path | None = None,
     iterations: int | None = None,
 ) -> VocoderChoice:
-    """Choose the vocoder of a voice: as requested, else by its settings, else Griffin-Lim.
+    """Choose the vocoder: as requested, else by the settings, else its own, else Griffin-Lim.
 
     Raises CheckpointError if the run has no checkpoint, is no vocoder, or its audio format is not
     the voice's; ConfigError if iterations were requested for another vocoder than Griffin-Lim.
 
     Args:
-        voice: folder of the voice's run; settings and audio format are the voice's.
-        requested: folder of a vocoder's run or a file *.onnx, relative to the working folder, or
-            "griffin-lim".
+        voice: folder of the voice's run, whose settings name a vocoder or None.
+        requested: folder of a vocoder's run, a file *.onnx, or "griffin-lim".
     """
     if iterations is not None:
         check_options(iterations=iterations)
-    vocoder = settings.model.vocoder if requested is None else str(requested)
+    vocoder = named if requested is None else str(requested)
+    own = voice / "vocoder"  # of a published voice
+    if vocoder is None and own.is_dir():
+        vocoder = str(own)
     if vocoder is None:
         return VocoderChoice(iterations=iterations, note=" (no --vocoder was given)")
     if vocoder == GRIFFIN_LIM:

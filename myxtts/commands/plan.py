@@ -18,7 +18,8 @@ MAX_MS = 60_000.0
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = CommandParser(prog, HELP, epilog="Times are means per batch, in milliseconds.")
-    ms, count = bounded(float, 0.0, MAX_MS), bounded(int, 1, 1024)
+    # The bounds of a count are those of the settings with the same names.
+    ms, count = bounded(float, 0.0, MAX_MS), bounded(int, 1, 1_000_000)
     add_flag(parser, "--gpus", "number of GPUs", bounded(int, 1, MAX_GPUS), required=True)
     add_flag(parser, "--read-ms", "R: one worker reads a batch (default 0)", ms, default=0.0)
     produce = "P: the data device makes a batch"

@@ -35,8 +35,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     parser = flags.CommandParser(prog, HELP, epilog="`myxtts voices` lists the voices.")
     parser.add_argument("text", nargs="?", help="the text; by default stdin", metavar="TEXT")
     add_flag(parser, "--text-file", "UTF-8 file with the text", Path, "FILE")
-    voice = "name of a voice, an exported folder, a file *.onnx of Piper or MyXTTS, or a run"
-    add_flag(parser, "--voice", voice)
+    flags.add_voice_flag(parser)
     add_flag(parser, "--language", "language of the text (default: by its letters)")
     add_flag(parser, "--speaker", "speaker of a voice that has several (default: its first)")
     sound = parser.add_mutually_exclusive_group()
@@ -55,18 +54,10 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     with sound_on_stdout() if options.stream else nullcontext() as pipe:
         text = read_text(options.text, options.text_file)
-        from myxtts.speak.player import Speaker
-        from myxtts.speak.voices import open_speaker
+        from myxtts.tasks.tts.speakers import open_speaker
         from myxtts.tasks.tts.speech_file import sound_file, wav_stream
 
-        speaker: Speaker
-        if options.voice is not None and Path(options.voice, "checkpoints").is_dir():
-            # Imports TensorFlow, which takes seconds.
-            from myxtts.tasks.tts.run_speaker import RunSpeaker
-
-            speaker = RunSpeaker(Path(options.voice), {}, options.language)
-        else:
-            speaker = open_speaker(options.voice, text, options.language)
+        speaker = open_speaker(options.voice, text, options.language)
         waves = speaker.speak(text, options.speaker or "", options.speed or 1.0)
         if pipe is not None:
             with wav_stream(pipe) as sound:

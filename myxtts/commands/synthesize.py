@@ -21,7 +21,8 @@ EXTRA = "train"
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = flags.CommandParser(prog, HELP)
-    add_flag(parser, "--run", "folder of the run", Path, required=True)
+    run = "folder of the run, or name of a voice that `myxtts voices` lists"
+    add_flag(parser, "--run", run, Path, required=True)
     text = parser.add_mutually_exclusive_group()
     add_flag(text, "--text", "the text; by default stdin")
     add_flag(text, "--text-file", "UTF-8 file with the text", Path, "FILE")

@@ -10,9 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from myxtts.base import plugins
+from myxtts.base.files import table_beside
 from myxtts.config.flags import SCRIPTS, SETTINGS, command_line
 from myxtts.config.schema import flag_of
 
@@ -24,7 +23,7 @@ FLAG = re.compile(r"(--[a-z][a-z0-9-]*)((?: (?=[^\s,]*[A-Z0-9_])[^\s,]*[^\s,.])*
 @cache
 def other_names() -> dict[str, dict[str, Any]]:
     """Return the tables of other_names.yaml; `instead` has texts by name and by the commands."""
-    tables = yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text("utf-8"))
+    tables = table_beside(__file__, "other_names.yaml")
     by_name: dict[str, dict[str, str]] = {}
     for commands, texts in tables["instead"].items():
         for text, names in texts.items():
@@ -38,8 +37,7 @@ def other_names() -> dict[str, dict[str, Any]]:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name among `names` that a misspelt name means, or None.
 
-    Each word has at most one edit in four letters. A word that other names have is no misspelling:
-    --eval-data is not --val-data, nor --speed --seed.
+    Each word has at most one edit in four letters: --eval-data is not --val-data.
     """
     from rapidfuzz.distance import OSA
 

@@ -12,8 +12,7 @@ from operator import and_
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from myxtts.base.files import table_beside
 from myxtts.config.schema import Config, Mark, Needs, Section, flag_of
 
 _KINDS = {"integer": int, "number": float, "boolean": bool, "string": str}
@@ -21,9 +20,7 @@ _NOUNS = {"integer": "whole number", "number": "number"}
 _BOUNDS = {"minimum": "of at least", "exclusiveMinimum": "above"}
 _BOUNDS |= {"maximum": "at most", "exclusiveMaximum": "below"}
 
-SCRIPTS: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("scripts.yaml").read_text("utf-8")
-)
+SCRIPTS: dict[str, str] = table_beside(__file__, "scripts.yaml")
 """Scripts of a checkout, by the name of their command."""
 
 

@@ -135,6 +135,12 @@ def local_path(flag: str, text: str) -> Path:
     return Path(text)
 
 
+def add_voice_flag(parser: argparse._ActionsContainer, **options: Any) -> None:
+    """Add --voice, for `open_speaker`."""
+    kinds = "name of a voice, an exported folder, a file *.onnx of Piper or MyXTTS, or a run"
+    add_flag(parser, "--voice", kinds, **options)
+
+
 def add_option(
     parser: argparse._ActionsContainer, flag: str, name: str, meaning: str, **options: Any
 ) -> None:
@@ -260,17 +266,14 @@ def add_vocoder_flags(parser: CommandParser) -> None:
 
 # argparse gives only the settings that were typed, since their default is SUPPRESS. So flags
 # replace the values of a file, and defaults never do. A resumed run without --config and
-# --train-data takes its own file, as if it were given with --config.
+# --train-data takes its own config.yaml, if it has one, as if it were given with --config.
 def read_settings(
     parser: CommandParser, argv: Sequence[str], own: Collection[str] = ()
 ) -> tuple[Config, argparse.Namespace]:
     """Return the settings and the values of a command's own flags, and of --config.
 
-    Flags replace the file of --config, which replaces the defaults. A run that is resumed without
-    --config and --train-data takes its own config.yaml, if it has one. Raises ConfigError.
-
-    Args:
-        own: settings that the command sets later; its run needs no config.yaml.
+    `own` are settings that the command sets later; its run needs no config.yaml. Raises
+    ConfigError.
     """
     options = parser.parse(argv)
     overrides: dict[str, Any] = {}

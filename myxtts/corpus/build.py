@@ -7,7 +7,6 @@ vocabulary, and the rejected rows with reasons.
 """
 
 import hashlib
-import io
 import json
 import logging
 import math
@@ -15,11 +14,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import MISSING, fields
 from functools import lru_cache, partial
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -27,29 +24,27 @@ from tqdm import tqdm
 from myxtts.audio.audio_file import (
     TRIMMED_S,
     WHOLE,
-    AudioHeader,
-    UnusableAudio,
     check_finite,
-    read_header,
     read_pcm,
     resampled_length,
     speech_span,
 )
 from myxtts.audio.format import frame_count, sample_rate_hz, use_sample_rate
+from myxtts.audio.sound_header import AudioHeader, UnusableAudio, read_header
 from myxtts.base.errors import DataError
-from myxtts.base.files import FileStamp, file_stamp, write_csv, write_whole
+from myxtts.base.files import FileStamp, file_stamp, write_csv
 from myxtts.base.members import is_url, member_of
 from myxtts.base.names import canonical_code, canonical_name
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.manifest import (
     CHUNK_ROWS,
-    DIGEST_BYTES,
-    STRING_COLUMNS,
     LengthRule,
     Manifest,
     Vocabulary,
+    load_manifest,
+    save_manifest,
 )
-from myxtts.corpus.rows import RejectedRow, Row, Rows, RowTuple, shortened
+from myxtts.corpus.rows import RejectedRow, Row, Rows, RowTuple
 from myxtts.text.frontend import TextFrontend, read_lexicon
 from myxtts.text.named import ADVICE
 from myxtts.text.symbols import SymbolTable
@@ -62,7 +57,6 @@ log = logging.getLogger(__name__)
 
 # A change of the columns or the checks must increase it, so that no older manifest is taken.
 CACHE_FORMAT = 7
-BEFORE = ".before.npz"  # the manifest that another one has replaced
 # There may be more threads than cores, since they mostly wait for the disk.
 HEADER_THREADS = 8
 # Twice the frames of the longest utterance, which is more than its symbols.
@@ -99,7 +93,6 @@ def build_manifest(
     *,
     grow: bool = False,
     cache: Path | None = None,
-    workers: int = HEADER_THREADS,
     frontend: TextFrontend | None = None,
 ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
     """Check every row, and collect the usable ones as columns.
@@ -132,17 +125,16 @@ def build_manifest(
     key = ""
     if cache:
         reading = frontend.kind, frontend.normaliser, sorted(frontend.lexicon.items())
-        limits = data.sample_rate, data.min_seconds, data.max_seconds, data.trim
-        settings = (*limits, *reading, length_rule, grow)
-        key = _cache_key(rows, settings, vocabulary, workers)
-        if cached := _load(cache, key):
+        settings = (data.min_seconds, data.max_seconds, data.trim, *reading, length_rule, grow)
+        key = _cache_key(rows, settings, vocabulary)
+        if cached := load_manifest(cache, key):
             return cached
     rejected: list[RejectedRow] = []
 
     def reject(row: Row, reason: str, detail: str) -> None:
         rejected.append(rows.rejecting(row, reason, detail))
 
-    audio = _usable_audio(rows, reject, data, workers)
+    audio = _usable_audio(rows, reject, data)
     usable = [(utterance, list[str]()) for utterance in audio]
     if length_rule is not None:
         allowed = None if grow else vocabulary
@@ -150,7 +142,7 @@ def build_manifest(
     manifest, vocabulary = _columns(usable, vocabulary)
     rejected.sort(key=lambda row: (row.metadata, row.line))
     if cache:
-        _save(cache, key, manifest, vocabulary, rejected)
+        save_manifest(cache, key, manifest, vocabulary, rejected)
     return manifest, vocabulary, rejected
 
 
@@ -194,13 +186,13 @@ def report_rejected(
 
 # Threads examine the files, and this thread takes the results in the order of the rows. So the
 # first of two rows that name the same stretch is kept, whichever thread was faster.
-def _usable_audio(rows: Rows, reject: Reject, data: DataConfig, workers: int) -> list[_Audio]:
+def _usable_audio(rows: Rows, reject: Reject, data: DataConfig) -> list[_Audio]:
     usable: list[_Audio] = []
     line_of: dict[tuple[str, int, int], int] = {}
     # Many rows may be stretches of one file.
     files = lru_cache(64)(read_header), lru_cache(64)(check_finite)
     examine = partial(_examine, folder=os.path.abspath(rows.folder), data=data, files=files)
-    for row, audio in _in_threads(examine, rows.rows, workers, "headers"):
+    for row, audio in _in_threads(examine, rows.rows, "headers"):
         if isinstance(audio, UnusableAudio):
             reject(row, audio.reason, audio.detail)
             continue
@@ -293,10 +285,10 @@ def _trimmed(path: str, start: int, samples: int, below_db: float) -> tuple[int,
 
 
 def _in_threads(
-    examine: Callable[[Row], Result], rows: Sequence[Row], workers: int, label: str
+    examine: Callable[[Row], Result], rows: Sequence[Row], label: str
 ) -> Iterator[tuple[Row, Result]]:
     chunks = [rows[begin : begin + CHUNK_ROWS] for begin in range(0, len(rows), CHUNK_ROWS)]
-    with ThreadPoolExecutor(workers) as pool, _bar(len(rows), label) as bar:
+    with ThreadPoolExecutor(HEADER_THREADS) as pool, _bar(len(rows), label) as bar:
         try:
             examined = pool.map(lambda chunk: [examine(row) for row in chunk], chunks)
             for chunk, results in zip(chunks, examined, strict=True):
@@ -413,9 +405,9 @@ def _columns(
     return manifest, vocabulary
 
 
-def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, workers: int) -> str:
+def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None) -> str:
     """Return the SHA-256 of the rows, the arguments, and the sizes and times of all files."""
-    known = vocabulary and _vocabulary_to_json(vocabulary)
+    known = vocabulary and vocabulary.lists
     paths = str(rows.metadata), os.path.realpath(rows.folder)
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, *paths, settings, known]).encode())
 
@@ -424,90 +416,6 @@ def _cache_key(rows: Rows, settings: tuple, vocabulary: Vocabulary | None, worke
             return file_stamp(member.tar)
         return file_stamp(os.path.join(rows.folder, row.audio))
 
-    for row, stamp in _in_threads(stamp_of, rows.rows, workers, "files"):
+    for row, stamp in _in_threads(stamp_of, rows.rows, "files"):
         digest.update(json.dumps([row, stamp]).encode())
     return digest.hexdigest()
-
-
-def _save(
-    cache: Path, key: str, manifest: Manifest, vocabulary: Vocabulary, rejected: list[RejectedRow]
-) -> None:
-    """Write an .npz file followed by its SHA-256, which np.load and zip tools ignore."""
-    values = vars(manifest).items()
-    columns = {name: value for name, value in values if isinstance(value, np.ndarray)}
-    document: dict[str, Any] = {name: getattr(manifest, name) for name in STRING_COLUMNS}
-    document |= {"key": key, "tables": _vocabulary_to_json(vocabulary), "rejected": rejected}
-    body = io.BytesIO()
-    columns["document"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
-    np.savez(body, **columns)  # type: ignore[arg-type]
-    write_whole(cache, body.getvalue() + hashlib.sha256(body.getvalue()).digest())
-
-
-def _load(cache: Path, key: str) -> tuple[Manifest, Vocabulary, list[RejectedRow]] | None:
-    """Read a result that was saved under `key`; None if there is none or the file is damaged."""
-    saved = _read(cache)
-    if saved is None or saved[0] == key:
-        return saved and saved[1:]
-    log.info("the corpus or its settings have changed: rebuilding %s", cache)
-    os.replace(cache, cache.with_suffix(BEFORE))
-    return None
-
-
-def difference(cache: Path, fingerprint: str, now: Manifest) -> str:
-    """Return in words how a corpus differs from the rows of a run with this fingerprint.
-
-    The run's manifest must still be there. If another corpus has replaced it, it is put back.
-    """
-
-    def rows(manifest: Manifest) -> list[str]:
-        texts = (" ".join(text.split()) for text in manifest.texts)
-        columns = zip(manifest.ids, manifest.samples / sample_rate_hz(), texts, strict=True)
-        return [f"{name} ({seconds:.3f} s, {text!r})" for name, seconds, text in columns]
-
-    for path in (cache.with_suffix(BEFORE), cache):
-        saved = read_manifest(path)
-        if saved and saved[0].fingerprint == fingerprint:
-            os.replace(path, cache)
-            old, new = rows(saved[0]), rows(now)
-            found = f"{len(new)} training rows, and {len(old)} before"
-            if sorted(old) == sorted(new):
-                found = f"the same {len(new)} training rows in another order"
-            for number, pair in enumerate(zip_longest(old, new, fillvalue="none"), 1):
-                if pair[0] != pair[1]:
-                    was, is_now = map(shortened, pair)
-                    return f": {found}; row {number} was {was} and is {is_now}"
-            return ": the same rows have other speakers, languages, lengths or symbols"
-    return ""
-
-
-def read_manifest(cache: Path) -> tuple[Manifest, Vocabulary] | None:
-    """Read a manifest whatever has become of its corpus; None without the file, or if damaged."""
-    saved = _read(cache)
-    return saved and saved[1:3]
-
-
-def _read(cache: Path) -> tuple[str, Manifest, Vocabulary, list[RejectedRow]] | None:
-    try:
-        blob = cache.read_bytes()
-    except FileNotFoundError:
-        return None
-    body = blob[:-DIGEST_BYTES]
-    if hashlib.sha256(body).digest() != blob[-DIGEST_BYTES:]:
-        log.warning("%s is damaged and will be rebuilt", cache)
-        return None
-    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-        columns = dict(arrays)
-    document = json.loads(columns.pop("document").tobytes())
-    columns |= {name: tuple(document[name]) for name in STRING_COLUMNS if name in document}
-    required = {field.name for field in fields(Manifest) if field.default is MISSING}
-    if columns.keys() != required:
-        log.info("%s is of another version of MyXTTS and will be rebuilt", cache)
-        return None
-    symbols, speakers, languages = document["tables"]
-    vocabulary = Vocabulary(SymbolTable(tuple(symbols)), tuple(speakers), tuple(languages))
-    rejected = [RejectedRow._make(row) for row in document["rejected"]]
-    return document["key"], Manifest(**columns), vocabulary, rejected
-
-
-def _vocabulary_to_json(vocabulary: Vocabulary) -> list:
-    return [vocabulary.symbols.symbols, vocabulary.speakers, vocabulary.languages]

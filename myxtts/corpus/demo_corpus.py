@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 
-from myxtts.audio.audio_file import wav_header
+from myxtts.audio.sound_header import wav_header
 from myxtts.base.errors import DataError
+from myxtts.base.files import table_beside
 from myxtts.text.espeak import PAUSE, SAMPLE_RATE_HZ, WORD_GAP, Espeak, EspeakVoice, isolated_copy
 from myxtts.text.frontend import normalise_text
 
@@ -95,7 +95,7 @@ def grammar_languages() -> list[str]:
 
 
 def load_grammar(language: str) -> Grammar:
-    content = yaml.safe_load((_GRAMMARS / f"{language}.yaml").read_text(encoding="utf-8"))
+    content = table_beside(__file__, f"grammars/{language}.yaml")
     return Grammar(tuple(content["templates"]), content["slots"])
 
 
@@ -223,7 +223,7 @@ def _write(folder: Path, planned: list[_Utterance], progress: Callable[[], objec
             path = f"wavs/{utterance.id}.wav"
             # soundfile 0.14 crashes by a double free on Ctrl-C during its close.
             pcm = samples.astype("<i2").tobytes()
-            (folder / path).write_bytes(wav_header(len(pcm)) + pcm)
+            (folder / path).write_bytes(wav_header(len(pcm), SAMPLE_RATE_HZ) + pcm)
             metadata.write(f"{utterance.id}|{utterance.text}|{normalise_text(utterance.text)}\n")
             language = utterance.voice.language
             rows.writerow((path, utterance.text, utterance.speaker, language))

@@ -116,7 +116,9 @@ def read_corpus(
         audio = folder.find(row.audio) or row.audio
         usable[number] = row._replace(id=_id_of(row, audio), audio=audio)
     place = f"{len(usable)} rows in {layout.metadata}; audio in {folder.path}"
-    form = f"{layout.form}; {place}: {_count_formats(usable)}"
+    suffixes = Counter(suffix_of(row.audio) or "others" for row in usable)
+    formats = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
+    form = f"{layout.form}; {place}: {formats}"
     return Rows(layout.metadata, folder.path, RowTuple(usable), rejected, form)
 
 
@@ -207,11 +209,6 @@ def leave_out(listing: str | None, *corpora: Rows) -> tuple[list[Rows], list[Rej
     line = "exclude        %d of %d rows, of %d paths in %s; rejected.csv lists them"
     log.log(level, line, len(excluded), total, len(reasons), listing)
     return kept, excluded
-
-
-def _count_formats(rows: Sequence[Row]) -> str:
-    suffixes = Counter(suffix_of(row.audio) or "others" for row in rows)
-    return ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items()))
 
 
 def read_folder(options: CorpusOptions) -> Layout | None:

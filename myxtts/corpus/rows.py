@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
+from myxtts.base.files import table_beside
 from myxtts.base.names import alike, canonical_name
 
 DEFAULT_SPEAKER = "default"
 SHOWN_CHARACTERS = 500
-METADATA = yaml.safe_load(Path(__file__).with_name("metadata.yaml").read_text("utf-8"))
+METADATA = table_beside(__file__, "metadata.yaml")
 PLACEHOLDERS = frozenset(METADATA["placeholders"].split())
 
 log = logging.getLogger(__name__)

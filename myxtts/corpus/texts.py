@@ -65,8 +65,7 @@ class Texts:
     def near(self, counts: np.ndarray, longest: int, uniform: np.ndarray) -> np.ndarray:
         """Choose a text for the place of each utterance with so many tokens: int64 [places].
 
-        It has a similar length (within MAX_LENGTH_RATIO), or else is one of the longest shorter
-        texts; -1 if none fits. `uniform`, from 0 to 1, chooses one of the texts that fit.
+        -1 if none fits. `uniform`, from 0 to 1, chooses one of the texts that fit.
         """
         last = np.searchsorted(
             self.counts, np.minimum(np.floor(counts * MAX_LENGTH_RATIO), longest), side="right"

@@ -1,4 +1,4 @@
-"""On which device values are: TensorFlow does not say when it copies one."""
+"""Which devices there are, and on which one values are: TensorFlow silently takes another one."""
 
 from collections.abc import Iterable
 
@@ -6,6 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import PlacementError
+
+
+def require_existing(device: str) -> None:
+    """Raise PlacementError for a device that this process does not have."""
+    names = [found.name.replace("device:", "") for found in tf.config.list_logical_devices()]
+    if device.replace("device:", "") not in names:
+        raise PlacementError(f"there is no device {device}; give one of {', '.join(names)}.")
 
 
 def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
@@ -25,14 +32,12 @@ def require_device(device: str, named: Iterable[tuple[str, object]]) -> None:
         is_host_integer = getattr(value, "dtype", None) == tf.int32 and spec.device_type == "CPU"
         if isinstance(value, tf.Tensor) and is_host_integer:
             continue
-        wanted = expected
         # This process, also in a cluster: tf.data does not know its job and task.
-        if spec.job == "localhost":
-            wanted = expected.replace(job=None, replica=None, task=None)
+        is_here = spec.job == "localhost"
+        wanted = expected.replace(job=None, replica=None, task=None) if is_here else expected
         if spec.make_merged_spec(wanted) != spec:
-            place = f"/{spec.device_type}:{spec.device_index}"
-            if expected.job:
-                place = spec.to_string()
+            short = f"/{spec.device_type}:{spec.device_index}"
+            place = spec.to_string() if expected.job else short
             misplaced.append(f"{name} on {place}")
     if misplaced:
         raise PlacementError(
@@ -46,7 +51,5 @@ def _device(value) -> tf.DeviceSpec:
     # `device` would be that of the function call that returned the tensor.
     if isinstance(value, tf.Tensor):
         return tf.DeviceSpec.from_string(value.backing_device)
-    variable = getattr(value, "value", value)
-    return tf.DeviceSpec.from_string(
-        variable.device if isinstance(variable, tf.Variable) else value.device
-    )
+    variable = value if isinstance(value, tf.Variable) else value.value
+    return tf.DeviceSpec.from_string(variable.device)

@@ -26,14 +26,14 @@ class Feed(Generic[Item]):
     depth. `is_stopped` is polled while the consumer waits, which then ends with StopArrived.
     """
 
-    def __init__(self, batches: Iterable[Item], depth: int, thread_name: str = "myxtts-producer"):
+    def __init__(self, batches: Iterable[Item], depth: int):
         assert depth >= 1
         self._batches = batches
         self.is_stopped: Callable[[], bool] = lambda: False
         self._ready: Queue[tuple[Any, BaseException | None]] = Queue(depth)
         self._stopping = threading.Event()
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="feed-producer", daemon=True)
 
     def __enter__(self) -> "Feed[Item]":
         self._thread.start()
@@ -42,11 +42,11 @@ class Feed(Generic[Item]):
     def __exit__(self, *_) -> None:
         self._ended = True
         self._stopping.set()
-        while self._thread.is_alive():
+        while self._thread.is_alive() or not self._ready.empty():
             # Frees a producer that is blocked on a full queue.
-            self._drain()
+            while not self._ready.empty():
+                self._ready.get_nowait()
             self._thread.join(timeout=0.01)
-        self._drain()
 
     def __iter__(self) -> Iterator[Item]:
         return self
@@ -58,6 +58,8 @@ class Feed(Generic[Item]):
             except Empty:
                 if self.is_stopped():
                     raise StopArrived from None
+                if self._thread.ident is None:
+                    raise RuntimeError("no thread fills this feed: use it inside `with`") from None
                 continue
             if error is None:
                 return item
@@ -109,7 +111,3 @@ class Feed(Generic[Item]):
             # Not lost with this thread: the consumer raises it at this batch.
             error = raised
         self._ready.put((None, error))
-
-    def _drain(self) -> None:
-        while not self._ready.empty():
-            self._ready.get_nowait()

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from .contract import Batch, Field, tensor_specs
 from .devices import synchronize
+from .feed import Feed
 from .producer import ReplicaBatches, ReplicaFeed
 
 # Microbatches whose copies have begun, besides the one that a step takes next. So the copy for a
@@ -45,7 +46,7 @@ class HandOver:
         specs = [tensor_specs(dict(fields))] * len(devices)
         self._copy = tf.function(copy, autograph=False).get_concrete_function(specs)
         self._device = devices[0]
-        self._threads = ThreadPoolExecutor(1 + HANDED_OVER_AHEAD, "myxtts-hand-over")
+        self._threads = ThreadPoolExecutor(1 + HANDED_OVER_AHEAD, "feed-hand-over")
 
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         # The `device` of the results; their `backing_device` is the one of each copy.
@@ -54,6 +55,10 @@ class HandOver:
 
     def begin(self, batches: Sequence[Batch]) -> "Future[list[Batch]]":
         return self._threads.submit(self, batches)
+
+    def close(self) -> None:
+        """Wait for the copies that have begun, and leave no thread."""
+        self._threads.shutdown()
 
 
 @dataclass(eq=False)
@@ -106,12 +111,10 @@ class StepBatches:
 
     def __iter__(self) -> Iterator[list[Batch]]:
         for _ in range(self._count):
-            copies, *_ = [
-                microbatch.begin(self._hand_over)
-                for microbatch in self._coming[: 1 + HANDED_OVER_AHEAD]
-            ]
+            begun = self._coming[: 1 + HANDED_OVER_AHEAD]
+            copies = [microbatch.begin(self._hand_over) for microbatch in begun]
             del self._coming[0]
-            self.newest = copies.result()
+            self.newest = copies[0].result()
             yield self.newest
 
 
@@ -128,7 +131,7 @@ class LookAhead:
 
     def __init__(
         self,
-        feed: ReplicaFeed,
+        feed: ReplicaFeed | Feed[ReplicaBatches],
         hand_over: HandOver,
         wait: Callable[[], AbstractContextManager] = nullcontext,
         synchronize: Callable[[tf.Tensor], object] = synchronize,
@@ -145,7 +148,10 @@ class LookAhead:
         """
         while self._error is None and not self._has_enough(steps_left):
             try:
-                self._taken.append(Microbatch(self._take(running)))
+                if running is not None and not self._feed.is_ready:
+                    self._synchronize(running)
+                with self._wait():
+                    self._taken.append(Microbatch(next(self._feed)))
             except Exception as error:
                 # Raised instead of its batch, after the steps that have theirs.
                 self._error = error
@@ -162,9 +168,3 @@ class LookAhead:
         if sum(is_last) >= steps_left:
             return True
         return True in is_last and len(is_last) - is_last.index(True) > HANDED_OVER_AHEAD
-
-    def _take(self, running: tf.Tensor | None) -> ReplicaBatches:
-        if running is not None and not self._feed.is_ready:
-            self._synchronize(running)
-        with self._wait():
-            return next(self._feed)

@@ -59,10 +59,9 @@ class Producer:
     replicas: int
     route: Route
     synchronize: bool
-    produce: Any = None  # a ProduceFunction, traced here if none is given
 
     def __post_init__(self):
-        self.produce = self.produce or trace_produce(self.device, self.extractor)
+        self.produce = trace_produce(self.device, self.extractor)
 
     def replica_batches(self, start: Any) -> Generator[ReplicaBatches, None, None]:
         """Make the batches of this producer's turns, one for each replica at a time."""
@@ -92,7 +91,8 @@ def trace_produce(device: str, extractor: FeatureExtractor) -> Any:
                     return features, tf.reshape(value, [-1])[:1]
         raise PlacementError(
             f"{', '.join(features)} are made on {device}, but none of them is a floating-point"
-            " tensor, by which a producer waits for its device. Return one."
+            " tensor, by which a producer waits for its device. Return one: int32 is on the host,"
+            " and int64 is not waited for."
         )
 
     return tf.function(produce_on_device, autograph=False).get_concrete_function(
@@ -174,13 +174,11 @@ class ReplicaFeed:
         with ExitStack() as opened:
             for feed in self._feeds:
                 opened.enter_context(feed)
-            opened.pop_all()
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *raised) -> None:
-        with ExitStack() as opened:
-            for feed in self._feeds:
-                opened.push(feed)
+        self._opened.close()
 
     def replace(self, groups: Sequence[Sequence[Feed[ReplicaBatches]]]) -> None:
         """Close the feeds, without their batches, and go on with new ones; see `Pipeline.feeds`."""

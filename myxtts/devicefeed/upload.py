@@ -28,18 +28,6 @@ NUMBER, END = "batch_number", b"end"
 READ_ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 
 
-def fixed_options() -> tf.data.Options:
-    """Return options of a dataset whose depths and widths are all settings.
-
-    They also belong after the last transformation, since an upload does not pass them on. With
-    autotuning, closing an iterator waits up to a minute for the thread that tunes, if that misses
-    its cancellation (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return options
-
-
 class Source:
     """A dataset without end of elements that Python makes.
 
@@ -164,11 +152,9 @@ class Uploader:
         while True:
             try:
                 batch = next(iterator)
-            except tf.errors.ResourceExhaustedError:
-                # The device is out of memory: no item is at fault.
-                raise
             except READ_ERRORS as error:
-                if not in_flight:
+                # No item is at fault if the device is out of memory.
+                if not in_flight or isinstance(error, tf.errors.ResourceExhaustedError):
                     raise
                 raise self._explain(in_flight[0][1], error) from error
             found = batch.pop(NUMBER).numpy()
@@ -192,11 +178,15 @@ class Uploader:
             self.read_on_host, num_parallel_calls=self._workers, deterministic=True
         )
         dataset = dataset.prefetch(host_depth)
-        options = fixed_options()
+        options = tf.data.Options()
+        # With it, closing an iterator waits up to a minute for the thread that tunes, if that
+        # misses its cancellation (Model::OptimizeLoop in tensorflow/core/framework/model.cc).
+        options.autotune.enabled = False
         options.experimental_slack = False
         # The optimizations find nothing here, and take 0.1 s.
         options.experimental_optimization.apply_default_optimizations = False
-        # Only options may follow the upload: any other transformation silently returns to the host.
+        # Only options may follow the upload, which passes none on: any other transformation
+        # silently returns to the host.
         upload = tf.data.experimental.prefetch_to_device(device, buffer_size=device_depth)
         batches = iter(dataset.with_options(options).apply(upload).with_options(options))
         reuse_freed_memory()

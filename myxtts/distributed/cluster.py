@@ -19,6 +19,7 @@ from zlib import crc32
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from myxtts.base.errors import ConfigError
+from myxtts.base.files import table_beside
 from myxtts.devicefeed.errors import PlacementError
 
 # Ports end below 32,768, where Linux begins to assign ports to outgoing connections.
@@ -83,7 +84,10 @@ class Cluster:
 
 
 class _Launcher(NamedTuple):
-    """Variables by which a launcher tells a process its rank, and the host of rank 0."""
+    """Variables by which a launcher tells a process its rank, and the host of rank 0.
+
+    launchers.yaml has those of the launchers that are known.
+    """
 
     rank: str
     size: str
@@ -93,27 +97,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
 
 
-_MAIN_NODE_OF_AWS_BATCH = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-_LAUNCHERS = (
-    # torchrun and what sets its variables; an indexed Job of Kubernetes sets the index itself.
-    _Launcher("RANK", "WORLD_SIZE", local_rank="LOCAL_RANK", local_size="LOCAL_WORLD_SIZE"),
-    _Launcher("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
-    # Open MPI; MPICH and Intel MPI.
-    _Launcher(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    _Launcher("PMI_RANK", "PMI_SIZE", local_rank="MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS"),
-    # The runtimes torch and jax of Kubeflow Trainer.
-    _Launcher("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-    _Launcher(
-        "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
-    ),
-    _Launcher("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
-    _Launcher("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES", _MAIN_NODE_OF_AWS_BATCH),
-)
+_LAUNCHERS = [_Launcher(**variables) for variables in table_beside(__file__, "launchers.yaml")]
 
 
 def find_cluster(environ: Mapping[str, str]) -> Cluster | None:
@@ -158,10 +142,6 @@ def _from_launcher(launcher: _Launcher, environ: Mapping[str, str]) -> Cluster:
     # A script of a Slurm step may set the rank of torchrun alone.
     local_rank = environ.get(launcher.local_rank) or environ.get("SLURM_LOCALID") or "0"
     hosts = (environ.get(launcher.host) or environ.get("MASTER_ADDR", "")).split()
-    # AWS Batch names the host of rank 0 to the others alone.
-    if not hosts and launcher.host is _MAIN_NODE_OF_AWS_BATCH and rank == "0":
-        with suppress(OSError):
-            hosts = [socket.gethostbyname(socket.gethostname())]
     if not hosts and local_size == size:
         hosts = ["localhost"]
     fault = ""
@@ -212,17 +192,17 @@ def is_host(text: str) -> bool:
     return bool(_HOST.fullmatch(text))
 
 
-def host_and_port(text: str, name: str, scheme: str = "") -> tuple[str, int]:
-    """Split `HOST:PORT` after a scheme such as grpc://; an IPv6 address keeps its brackets.
+def host_and_port(text: str, name: str) -> tuple[str, int]:
+    """Split `HOST:PORT`; an IPv6 address keeps its brackets.
 
     Raises ConfigError, with the name of the flag or setting, for a text of another form.
     """
-    host, _, port = text.removeprefix(scheme).rpartition(":")
+    host, _, port = text.rpartition(":")
     is_port = re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535
-    if not text.startswith(scheme) or not is_host(host) or not is_port:
+    if not is_host(host) or not is_port:
         raise ConfigError(
-            f"{name} is {text[:80]!r}, but must be {scheme}HOST:PORT, such as"
-            f" {scheme}127.0.0.1:5050 or {scheme}[::1]:5050, with a port from 1 to 65535."
+            f"{name} is {text[:80]!r}, but must be HOST:PORT, such as 127.0.0.1:5050 or"
+            " [::1]:5050, with a port from 1 to 65535."
         )
     return host, int(port)
 

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from myxtts.base import processes
+from myxtts.base.console import detach_stdout
 from myxtts.base.errors import PeerLost
 from myxtts.base.files import make_folder
 from myxtts.base.machine import usable_cores
 from myxtts.base.processes import ChildProcess, ProgramSpec, StopSignals
-from myxtts.base.terminal import detach_stdout
 from myxtts.devicefeed.errors import PlacementError, UserError
 from myxtts.distributed.cluster import Cluster
 

@@ -1,8 +1,7 @@
 """The bound of a placement: what its stages allow, from their mean times. No TensorFlow.
 
 Reading, producing, transfer and step are stages in a row. Each serves batches in order, and hands
-them on through queues. Where no time varies and the queues are deep, the busiest resource decides:
-`analytic_bound` says which one, as a formula.
+them on through queues.
 """
 
 from collections import defaultdict
@@ -114,14 +113,11 @@ def analytic_bound(
 def _loads(
     routes: Sequence[Route], workers: int, observer: str, seconds: Mapping[str, float], work: Work
 ) -> list[dict[str, Fraction]]:
-    """Return how often each resource does what in a step, by letter; without what takes no time,
-    and without resources that do no more than another one.
+    """Return how often each resource does what in a step, by letter; without what takes no time.
 
-    Resources are each device, the copies from data devices that take turns, and the readers of
-    each data device. A device that trains makes its first batch of a step before it trains, and
-    others while gradients are reduced: so it is a resource by all its work, and by what it does
-    one after the other. Data devices that take turns make their shares of the batches. Their
-    transfers do not overlap, since each begins with the step before its own.
+    A device that trains makes its first batch of a step before it trains, and others while
+    gradients are reduced. Transfers of data devices that take turns do not overlap, since each
+    begins with the step before its own.
     """
     loads: defaultdict[object, defaultdict[str, Fraction]]
     loads = defaultdict(lambda: defaultdict(Fraction))

@@ -17,7 +17,7 @@ from tempfile import TemporaryFile
 import tensorflow as tf
 
 from myxtts.base.errors import ConfigError
-from myxtts.base.machine import ThreadPools, automatic_pools, core_count, is_pinned
+from myxtts.base.machine import automatic_pools, core_count, is_pinned
 from myxtts.base.tf_internals import has_cuda_gpus
 from myxtts.config.schema import PlacementConfig
 from myxtts.devicefeed.errors import PlacementError
@@ -118,7 +118,9 @@ def configure(placement: Placement, small_operations: bool = False, processes: i
         cores = max(1, cores // processes)
     # TensorFlow raises ValueError for memory growth after limits, else RuntimeError.
     try:
-        _configure_threads(placement, automatic_pools(placement.on_gpu, cores, small_operations))
+        automatic = automatic_pools(placement.on_gpu, cores, small_operations)
+        for pool, size in zip(("intra_op", "inter_op"), automatic, strict=True):
+            _configure_threads(pool, getattr(placement, f"{pool}_threads"), size)
         if placement.on_gpu:
             _configure_gpus(placement)
         else:
@@ -145,16 +147,14 @@ def configure_default() -> Placement:
     return placement
 
 
-def _configure_threads(placement: Placement, automatic: ThreadPools) -> None:
-    for pool in ("intra_op", "inter_op"):
-        set_size = getattr(tf.config.threading, f"set_{pool}_parallelism_threads")
-        requested = getattr(placement, f"{pool}_threads")
-        if requested != "auto":
-            set_size(requested)
-        else:
-            # TensorFlow may have started with other sizes.
-            with suppress(RuntimeError):
-                set_size(getattr(automatic, pool))
+def _configure_threads(pool: str, requested: int | str, automatic: int | None) -> None:
+    set_size = getattr(tf.config.threading, f"set_{pool}_parallelism_threads")
+    if requested != "auto":
+        set_size(requested)
+    else:
+        # TensorFlow may have started with other sizes.
+        with suppress(RuntimeError):
+            set_size(automatic)
 
 
 def _configure_gpus(placement: Placement) -> None:

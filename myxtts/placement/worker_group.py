@@ -66,9 +66,8 @@ def worker_group(
 ) -> Iterator[tf.distribute.MultiWorkerMirroredStrategy]:
     """Yield the strategy over all workers; wait for the others on entry and on exit.
 
-    An error of this worker inside the context is reported to the others, which end with it as the
-    reason. A collective that fails because another worker died raises `PeerLost`, or, if that
-    worker met something that the user has to fix, `TrainingError`.
+    A collective that fails because another worker died raises `PeerLost`, or, if that worker met
+    something that the user has to fix, `TrainingError`.
 
     All workers have the same number of GPUs, each with a replica, or of 0 a replica on the CPU; and
     the same further `settings`, which have their names in messages. No two use the same of the GPUs

@@ -65,24 +65,19 @@ class Assessment:
 
         print(assess_run(clock.total(), placement, replicas, devices, can_replicate=True).line)
 
-    Fractions are from 0 to 1.
-
     Attributes:
         interval_s: time from the end of a step to the end of the next.
         mean_s: seconds of a step by stage, to read by all readers of a data device together (0
             where it is not known to limit); empty where a stage is unknown.
-        model_busy: utilisation of the model device.
-        data_busy: utilisation of the data device, or the mean of several; None where one device
-            makes batches and trains.
+        model_busy, data_busy: fraction of the time in which the devices work, of several data
+            devices the mean; None where one device makes batches and trains.
         step_variation: coefficient of variation of the step's time; None where it is unknown.
         all_reduce_s: A of two replicas; None where it was not measured.
-        gpus: numbers of the data GPUs and the model GPU, or in single placement of the GPU and
-            another one.
+        gpus: as `gpus_of` returns them.
         second_device: there is another device that a single placement could use.
         can_replicate: the settings allow replicas.
         note: what limits the meaning of the figures.
-        bound_s: least seconds of a step on these devices, if none ever waited; None where the run
-            does not know their speeds.
+        bound_s: least seconds of a step on these devices, if none ever waited; None if unknown.
     """
 
     interval_s: float
@@ -104,10 +99,7 @@ class Assessment:
 
     @cached_property
     def _routes(self) -> dict[str, list[Route]]:
-        """The placements to compare, the present one first.
-
-        They are `dual`, `single` on the device that trains, and `replicas` on each device.
-        """
+        """The placements to compare, the present one first; `single` is on the model device."""
         *data, model = map(str, self.gpus)
         single = [Route(model, model)]
         dual = [Route(data[0], model, tuple(data[1:]))]
@@ -120,10 +112,9 @@ class Assessment:
     def placements_s(self) -> dict[str, float]:
         """Seconds of a step in each placement: the present one, as measured, and the others.
 
-        Arithmetic on the times of the stages gives the ratios to the others. A measured step is
-        longer than by arithmetic where stages vary or share hardware, and so would be a step of the
-        others. `replicas` is a share of a step of replicas on the same devices, which trains on a
-        batch for each. Without a measured all-reduce it is a lower bound.
+        They are in proportion to arithmetic on the times of the stages: a step is longer than that
+        where stages vary or share hardware. `replicas` is a share of a step of replicas on the same
+        devices, a lower bound where no all-reduce was measured.
         """
         if not self.mean_s:
             return {}
@@ -232,14 +223,12 @@ class Assessment:
 def assess_run(
     total: Interval, placement: Placement, replicas: int, devices: int, can_replicate: bool
 ) -> Assessment:
-    """Assess a run by the times of its clock, without its first step.
+    """Assess a run by the times of its clock, without its first step; it has a step or more.
 
     The loop waits for a batch only when the device has finished, so the rest of an interval is the
-    step's time. If a transfer takes longer than the step, the difference is in it. On a GPU, the
-    call of a step can wait unseen for a producer that never pauses; then the step's time is
-    unknown. In single placement on a GPU the producer does not synchronize, and its time is
-    unknown. The interval has a step or more, `replicas` counts all processes, and a placement may
-    use `devices`.
+    step's time, with what a transfer takes longer. The step's time is unknown on a GPU whose
+    producer never pauses, since its call can wait unseen; so is the producer's time in single
+    placement on a GPU. `replicas` counts all processes, and a placement may use `devices`.
     """
     route = placement.routes[0]
     producers = len(route.data_devices)
@@ -273,9 +262,7 @@ def assess_run(
 
 
 def gpus_of(placement: Placement) -> tuple[int, ...]:
-    """Return the numbers of the data GPUs and the model GPU, or in single placement of the GPU and
-    another one.
-    """
+    """Return the numbers of the data GPUs and the model GPU; if these are one, with another."""
     physical = {device.name: device.physical or 0 for device in placement.devices}
     route = placement.routes[0]
     *data, model = (physical[name] for name in (*route.data_devices, route.model))
@@ -302,8 +289,7 @@ def candidates(
     """Return changes of settings that may help, each alone; the profiler predicts what they gain.
 
     Args:
-        stage: `read`, `produce`, `transfer` (known to a profile only), or `variation` if stages
-            wait for each other by turns.
+        stage: a stage, or `variation` if stages wait for each other by turns.
         single: whether batches are made on the device that trains.
         devices: GPUs that a placement with one replica may use; `producers` make batches now.
     """
@@ -329,9 +315,7 @@ def candidates(
 
 
 def flags_of(change: dict[str, Any]) -> str:
-    """Return settings as the command line takes them: `--num-workers 4`, `--cache-dataset`,
-    `--data-gpus 0 1`.
-    """
+    """Return settings as flags: `--num-workers 4`, `--cache-dataset`, `--data-gpus 0 1`."""
     words: list[str] = []
     for name, value in change.items():
         words.append(SETTINGS[name].flag)
@@ -343,10 +327,7 @@ def flags_of(change: dict[str, Any]) -> str:
 class InputBoundWarning:
     """Warns once, with advice, when a run has waited for its batches for long.
 
-    Args:
-        step: steps done before.
-        data: the settings of reading.
-        single, devices, producers: see `candidates`.
+    `step` are the steps done before; for the other arguments see `candidates`.
     """
 
     def __init__(self, step: int, data: DataConfig, single: bool, devices: int, producers: int = 1):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from myxtts.base.files import attach_path_to_errors, write_whole
+from myxtts.base.files import attach_path_to_errors, tolerate_full_disk, write_whole
 
 # Beyond it a float64 skips whole numbers.
 MAX_STEP = 2**53
@@ -84,8 +84,7 @@ def read_lines(path: Path) -> list[dict[str, Any] | None]:
 def merge_lines(lines: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
     """Return one report for each step, in the order of the steps, without damaged lines (None).
 
-    Several lines of a step are one report. A later line wins, such as the line of an observation
-    that a resumed run repeats.
+    Lines of a step are joined; a later one wins, such as of an observation that was repeated.
     """
     reports: dict[int, dict[str, Any]] = {}
     for line in lines:
@@ -115,7 +114,7 @@ def read_last_report(metrics: Path, key: str = "loss") -> dict[str, Any]:
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object a line. Any thread may write.
+    """metrics.jsonl: one JSON object a line. Any thread may write, also to a full disk.
 
     The file is rewritten first, with one line for each step up to `step`, where the run continues.
     Later a step may have several lines: an observation ends after later steps were reported.
@@ -132,8 +131,8 @@ class MetricsFile:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
         self._lock = threading.Lock()
 
-    def write(self, metrics: dict[str, float | str]) -> None:
-        """Append a line; a number that is not finite becomes null, as in JSON."""
+    def write(self, metrics: dict[str, Any]) -> None:
+        """Append a line of a step; a number that is not finite becomes null, as in JSON."""
         # A skipped float16 step has such numbers.
         lost = {
             name: None
@@ -141,12 +140,13 @@ class MetricsFile:
             if not isinstance(value, str) and not math.isfinite(value)
         }
         # What a full disk refuses stays in the buffer, and follows with a later line.
-        with attach_path_to_errors(self._path), self._lock:
+        full_disk = tolerate_full_disk(f"the metrics of step {metrics['step']}")
+        with full_disk, attach_path_to_errors(self._path), self._lock:
             self._file.write(json.dumps(metrics | lost) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        with attach_path_to_errors(self._path):
+        with tolerate_full_disk("the last metrics"), attach_path_to_errors(self._path):
             self._file.close()
 
 
@@ -176,8 +176,7 @@ class Point(NamedTuple):
 class Series:
     """A metric by step, in at most 2 * POINTS points of equally many values each.
 
-    When the points are full, neighbours are joined, so they take no more memory. The least and the
-    greatest value are never lost.
+    Full points are joined in pairs; the least and the greatest value are never lost.
 
     Attributes:
         newest, best: (step, value); None before the first value.

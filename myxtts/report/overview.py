@@ -30,8 +30,7 @@ def number(value: float) -> str:
 def document(kind: str, page: Mapping[str, Any], reload_s: float, stale_s: float = 0.0) -> bytes:
     """Return a whole page, whose script draws its data as a run, jobs or overview.
 
-    An open page reloads itself at the age `reload_s`, and says that there is no news from the age
-    `stale_s` on (0 for never).
+    It reloads itself after `reload_s`, and says after `stale_s` (0: never) that there is no news.
     """
     times = {"kind": kind, "written": round(time.time()), "reload": reload_s, "stale": stale_s}
     # A text of the user may have `</script>` or `<!--`, which would end the JSON.

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from myxtts.base.clock import MODEL, format_duration
 from myxtts.base.files import write_whole
-from myxtts.config.flags import SETTINGS, items_of
+from myxtts.config.flags import SETTINGS
 from myxtts.config.load import dump
 from myxtts.config.schema import OF_FOLDER, Config
 from myxtts.devicefeed.times import Span, Timeline
 from myxtts.report.alignment import CHECKED_STEP, EVIDENCE, SHORT, judge_alignment
-from myxtts.report.assess import WAIT_SHARE, grade
+from myxtts.report.assess import WAIT_SHARE, flags_of, grade
 from myxtts.report.metrics import FIGURES, History, Point, read_last_report
 from myxtts.report.overview import document, number, read_facts, sync_marks, write_overview
 from myxtts.report.samples import Samples, read_scores
@@ -64,10 +64,7 @@ class Answer(NamedTuple):
 
 
 def is_learning(history: History, select_by: str = "loss") -> Answer:
-    """Answer by the results that choose the best checkpoint, if there are several.
-
-    Otherwise answer by the training loss.
-    """
+    """Answer by two or more results that choose the best checkpoint, else by the training loss."""
     question = "Is it learning?"
     loss = history.series.get("loss")
     if loss is None or loss.newest is None:
@@ -168,8 +165,7 @@ def how_long(history: History, facts: Mapping[str, Any], ended: str) -> Answer:
 class RunPage:
     """The page of a run, which is written again and again while the run trains.
 
-    It reads only the lines written since the last time, so its time does not depend on the length
-    of the run.
+    Its time does not depend on the length of the run, since only new lines are read.
     """
 
     def __init__(self, folder: Path, config: Config, timeline: Timeline):
@@ -191,8 +187,7 @@ class RunPage:
     def write(self, ended: str = "") -> Path:
         """Write report.html, and from time to time index.html of all runs; return its path.
 
-        `ended` says how the run has ended, and is empty while it trains. Raises OSError if the disk
-        refuses; the previous page is then intact.
+        `ended` says how the run ended. Raises OSError, and leaves the previous page intact.
         """
         self._history.update()
         write_whole(self._folder / "report.html", self._page(ended))
@@ -246,9 +241,7 @@ def changed_settings(config: Config) -> dict[str, str]:
     for setting in SETTINGS.values():
         value = setting.of(config)
         if value != setting.default and OF_FOLDER not in setting.marks:
-            changed[setting.flag] = ""
-            if value is not True:
-                changed[setting.flag] = " ".join(map(str, items_of(value)))
+            changed[setting.flag] = flags_of({setting.name: value}).partition(" ")[2]
     return changed
 
 
@@ -268,10 +261,7 @@ def workers(
 # short, because the run has just paused, the steps before the pause are shown if they are more.
 # Then all spans that overlap the chosen steps are cut to them, in all lanes.
 def excerpt(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of the newest steps, cut to these steps, with times from 0.
-
-    A long pause would leave no room for the steps, so steps after it or before it are chosen.
-    """
+    """Return the spans of the newest steps, cut to them, with times from 0."""
     steps: list[Span] = []
     before: list[Span] = []
     for span in spans:

@@ -29,11 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes reports, and a progress bar on a terminal, as long as it is open; a context manager.
-
-    Args:
-        step: steps done before.
-    """
+    """Writes reports, and a progress bar on a terminal, from `step` on; a context manager."""
 
     def __init__(self, metrics_path: Path, tensorboard_folder: Path, step: int, total_steps: int):
         self.tensorboard = TensorBoard(tensorboard_folder)
@@ -46,14 +42,13 @@ class Reporter:
 
     def __exit__(self, *_) -> None:
         self._bar.close()
-        for file in (self._file, self.tensorboard):
-            with tolerate_full_disk("the last metrics"):
-                file.close()
+        self._file.close()
+        with tolerate_full_disk("the last metrics"):
+            self.tensorboard.close()
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write metrics of a step, of training, validation or both; any thread may call it."""
-        with tolerate_full_disk(f"the metrics of step {step}"):
-            self._file.write({"step": step, **metrics})
+        self._file.write({"step": step, **metrics})
         with tolerate_full_disk(f"the scalars of step {step}"):
             self.tensorboard.scalars(step, metrics)
         self._bar.update(max(step - self._bar.n, 0))
@@ -67,8 +62,7 @@ class Reporter:
 def console_line(step: int, metrics: dict[str, Any]) -> str:
     """Return the line of a report on the console; its end names the stage that the model waits for.
 
-    `step   1200 | loss 2.310 | 8.3 steps/s | wait 0.4 % | pause 3.1 % | 12 min left | feed keeps
-    up`, or `bottleneck read, 71 % of making a batch`
+    `step   1200 | loss 2.310 | … | 12 min left | feed keeps up`, or `bottleneck read, 71 % of …`
     """
     wait_share = 1.0 - metrics["accelerator_utilisation"]
     pause_share = metrics["pause_s"] / max(metrics["step_s"] + metrics["pause_s"], 1e-9)
@@ -96,8 +90,6 @@ def time_line(elapsed_s: float, total: Interval, pauses_s: Mapping[str, float]) 
     """Return where the time of a run went, since the start of the program.
 
     `8.9 min: start and first step 21 s, training 8.2 min, …, pauses 17 s (…)`
-
-    The start is all time that belongs to no pause and to no step but the first.
     """
     pauses = {kind: pause_s for kind, pause_s in pauses_s.items() if kind != FIRST_STEP}
     start_s = elapsed_s - total.busy_s - sum(pauses.values())
@@ -173,8 +165,7 @@ class TensorBoard:
 class RunLog(MemoryHandler):
     """Appends the lines of the package's log to log.txt; a context manager.
 
-    Keeps lines in memory until `open` names the file. The error that ends the scope becomes the
-    last line.
+    Keeps them in memory until `open` names the file. Its last line is the error that ends it.
     """
 
     def __init__(self) -> None:

@@ -58,8 +58,7 @@ class Samples:
     def read(self, budget_s: float) -> dict[str, Any]:
         """Return the newest SHOWN_STEPS `steps` with samples, and how many `older` ones there are.
 
-        New files are compressed for `budget_s` of this thread's processor time, which other
-        programs do not change; the files beyond are linked until the next page.
+        New files are compressed for `budget_s` of processor time of this thread, else linked.
         """
         self._deadline_s = time.thread_time() + budget_s
         self._kept, self._compressed = self._compressed, {}

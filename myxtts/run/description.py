@@ -28,13 +28,12 @@ from myxtts.batches.corpora import Corpus, batch_exceeds_corpus_warning
 from myxtts.batches.plan import Plan, planned_steps
 from myxtts.config.checks import inactive_settings
 from myxtts.config.flags import values_of
-from myxtts.config.schema import Config, TrainingConfig, flag_of
+from myxtts.config.schema import TrainingConfig, flag_of
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.placement.devices import describe
 from myxtts.run.loop import NonFiniteLoss, StepOutOfMemory
 from myxtts.run.setup import OpenRun, TrainingSetup
 from myxtts.tasks.layers import parameter_count
-from myxtts.tasks.registry import task_of
 from myxtts.text import normalisers
 
 SOURCE_TREE = Path(__file__).parents[2]
@@ -56,7 +55,7 @@ def log_start(setup: TrainingSetup) -> None:
     if setup.replicas.is_chief:
         warnings = (
             batch_exceeds_corpus_warning(corpus),
-            segment_exceeds_utterances_warning(config, corpus),
+            segment_exceeds_utterances_warning(setup.task.segment_s(config), corpus),
         )
         for warning in filter(None, warnings):
             log.warning("%s", warning)
@@ -88,7 +87,7 @@ def derived_numbers(setup: TrainingSetup) -> dict[str, str]:
         "buckets": " ".join(f"{bound / sample_rate_hz():.2f}" for bound in plan.bounds) + " s",
         "padding": f"{100 * plan.padding:.1f} %",
         "model": (
-            f"{task_of(config).describe(config)}, {parameter_count(state.model):,} parameters,"
+            f"{setup.task.describe(config)}, {parameter_count(state.model):,} parameters,"
             f" {precision} on {' and '.join(setup.replicas.devices)}"
         ),
         **setup.implementation_notes,
@@ -137,7 +136,7 @@ def _describe_step(setup: TrainingSetup) -> str:
     elif replicas > 1:
         rows = f"({rows})"
     accumulation = setup.config.training.gradient_accumulation
-    seconds = task_of(setup.config).segment_s(setup.config)
+    seconds = setup.task.segment_s(setup.config)
     segments = ""
     if seconds is not None:
         segments = f", of each utterance a segment of {seconds:g} s"
@@ -147,9 +146,8 @@ def _describe_step(setup: TrainingSetup) -> str:
     )
 
 
-def segment_exceeds_utterances_warning(config: Config, corpus: Corpus) -> str:
+def segment_exceeds_utterances_warning(segment_s: float | None, corpus: Corpus) -> str:
     """Return a warning if most utterances are shorter than the segments of the task, else ""."""
-    segment_s = task_of(config).segment_s(config)
     median_s = float(np.median(corpus.manifest.samples)) / sample_rate_hz()
     if segment_s is None or segment_s <= median_s:
         return ""

@@ -8,21 +8,17 @@ out are changes of the `StepEnd`: more metrics, or the wish for a checkpoint.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from myxtts.base.clock import FIRST_STEP
-from myxtts.base.files import tolerate_full_disk
 from myxtts.base.progress import Observation
 from myxtts.batches.plan import PlannedStep
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import Batch
-from myxtts.report.metrics import MetricsFile
 from myxtts.run.observation import OBSERVER, Observer, Snapshot
 from myxtts.run.schedule import due_parts, is_due
 from myxtts.run.state import TrainingState
@@ -36,10 +32,8 @@ class StepEnd:
     """The end of a step, as hooks see it.
 
     Attributes:
-        state: after the step.
         step: its number. `SyncWeights` may move the state to a later step.
-        batches: the last microbatch of the first step of this process, on the model devices. No
-            other step keeps its batches.
+        batches: the last microbatch of the first step of this process; later steps keep none.
         metrics: the report that is due, or nothing; hooks add to it.
         save: whether to write a checkpoint; set by the loop, and by a hook that needs one.
         owes_sync: the sync of this step was stopped, so its weights are not the final ones.
@@ -123,27 +117,10 @@ class Report:
             action(end.state.step, end.metrics)
 
 
-@contextmanager
-def worker_report(path: Path, step: int) -> Iterator[Report]:
-    """Write the metrics of a worker other than the chief to a file, for the page of the run."""
-    file = MetricsFile(path, step)
-
-    def write(step: int, metrics: dict[str, Any]) -> None:
-        with tolerate_full_disk(f"the metrics of step {step}"):
-            file.write({"step": step, **metrics})
-
-    try:
-        yield Report(write)
-    finally:
-        with tolerate_full_disk("the last metrics"):
-            file.close()
-
-
 class Observe:
     """Takes a snapshot of the weights where a part of an observation is due, for the observer.
 
-    The step also gets a checkpoint. From it a resumed run repeats an observation whose result is
-    unknown.
+    The step gets a checkpoint, from which a resumed run repeats it if its result is unknown.
     """
 
     pause_kind = OBSERVER

@@ -139,8 +139,7 @@ class Savepoint:
                 outcome = step(...)
 
     A state with a non-finite loss or on a wrong device is worth nothing. A step that fails may
-    leave a part of itself in the state. It leaves none if it waited for a worker that is lost, or
-    lacked memory for its gradients. Earlier checkpoints are intact in any case.
+    leave a part of itself in the state, unless a worker was lost or its gradients lacked memory.
     """
 
     def __init__(self, state: TrainingState, save: Save, clock: Clock):
@@ -185,8 +184,7 @@ class Savepoint:
 class Intervals:
     """Times the intervals between two reports, and knows whether the newest step `counts`.
 
-    TensorFlow traces the first step. This takes seconds and does not recur, so it enters no rate,
-    and the clock counts it as a pause.
+    The first step is traced, which does not recur: it enters no rate, and counts as a pause.
     """
 
     def __init__(self, clock: Clock, schedule: Schedule):

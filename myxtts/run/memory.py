@@ -17,7 +17,7 @@ from myxtts.base.machine import available_memory_mib
 from myxtts.batches.contract import batch_bytes
 from myxtts.batches.pipeline import reference_samples_of
 from myxtts.batches.plan import Plan
-from myxtts.config.schema import Config
+from myxtts.config.schema import Config, DataConfig
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.devicefeed.routes import Route
@@ -38,8 +38,7 @@ EVALUATED_BYTES = 20
 class MemoryForecast(NamedTuple):
     """Host memory in MiB in addition to what the process has when its model is built.
 
-    An evaluation takes its part on the device that observes. `rows` and `seconds` are the size of
-    the largest batch, with padding.
+    `rows` and `seconds` are the size of the largest batch. Evaluations are on the observer.
     """
 
     parts_mib: dict[str, float]
@@ -70,13 +69,12 @@ def forecast_memory(
     teacher_parameters: int = 0,
     observer: str = "",
 ) -> MemoryForecast:
-    """Forecast how much of the host's memory training takes, for the largest batch.
+    """Forecast how much of the host's memory training takes, without small or short allocations.
 
-    Devices on the CPU, also simulated GPUs, use host memory. Small or short allocations are left
-    out. `observer` is empty if validation takes turns with the step.
+    `observer` is empty if validation takes turns with the step.
     """
     data, accumulation = config.data, config.training.gradient_accumulation
-    sizes = [_sizes(config, plan, bucket, extractor) for bucket in range(len(plan.bounds))]
+    sizes = [_sizes(data, plan, bucket, extractor) for bucket in range(len(plan.bounds))]
     largest = max(sizes, key=lambda size: batch_bytes(extractor.inputs, size))
     wave_bytes = batch_bytes(extractor.inputs, largest)
     feature_bytes = batch_bytes(extractor.features, largest)
@@ -148,10 +146,12 @@ def _evaluation_bytes(config: Config, parameters: int, samples: int) -> float:
     return network + rows * samples * EVALUATED_BYTES + features
 
 
-def _sizes(config: Config, plan: Plan, bucket: int, extractor: FeatureExtractor) -> dict[str, int]:
+def _sizes(
+    data: DataConfig, plan: Plan, bucket: int, extractor: FeatureExtractor
+) -> dict[str, int]:
     """Return the named dimensions of the batch contracts for the batches of a bucket."""
     rows, samples, tokens = plan.shape(bucket)
-    reference_samples = reference_samples_of(config.data)
+    reference_samples = reference_samples_of(data)
     sizes = {
         "batch": rows,
         "samples": samples,

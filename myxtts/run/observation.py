@@ -11,13 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from queue import Empty, Queue
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -54,7 +54,6 @@ from myxtts.tasks.base import (
     no_throttle,
 )
 from myxtts.tasks.layers import loss_names
-from myxtts.tasks.registry import task_of
 
 OBSERVER = "observer"  # kind of the pauses for it, and lane of its spans
 
@@ -76,7 +75,6 @@ class Snapshot:
         losses, outputs = snapshot.network(batch)
 
     Sources have the names of the network's variables. The copy is traced here, on the main thread.
-    Raises PlacementError if a variable of the network is on another device.
     """
 
     def __init__(self, network: keras.Model, sources: Mapping[str, tf.Variable], device: str):
@@ -100,8 +98,8 @@ class Snapshot:
         """Build the network that a run observes, on the device of its observer."""
         config, device = setup.config, setup.observer
         with tf.device(device):
-            network = task_of(config).build(config, setup.corpora.vocabulary)
-        task_of(config).tune(config, network, device, typical_sizes(setup.corpora.training.plan))
+            network = setup.task.build(config, setup.corpora.vocabulary)
+        setup.task.tune(config, network, device, typical_sizes(setup.corpora.training.plan))
         return cls(network, setup.state.inference_variables(), device)
 
     def take(self) -> None:
@@ -201,7 +199,7 @@ def make_validation(
         with open_(corpus_pass) as batches:
             yield islice(batches, count)
 
-    metric = task_of(setup.config).metric(setup.corpora.vocabulary)
+    metric = setup.task.metric(setup.corpora.vocabulary)
     return Validation(snapshot.network, snapshot.device, open_batches, metric)
 
 
@@ -215,10 +213,7 @@ def throttled(batches: Batches, throttle: Throttle) -> Iterator[tuple[ProducedBa
 
 
 class HeldOutWork:
-    """The parts of an observation: validation, samples and evaluation of a snapshot.
-
-    `load` loads the vocoder of a voice.
-    """
+    """The parts of an observation: validation, samples and evaluation of a snapshot."""
 
     def __init__(
         self,
@@ -272,11 +267,9 @@ class HeldOutWork:
 
 def vocoder_loader(setup: TrainingSetup, device: str, folder: RunFolder) -> LoadVocoder:
     """Return a function that loads the vocoder of a run's settings, once for all calls."""
-    return cache(
-        lambda: loading.load_vocoder(
-            select_vocoder(folder.path, setup.config, audio_format(sample_rate_hz())), device
-        )
-    )
+    named = setup.config.model.vocoder
+    choose = partial(select_vocoder, folder.path, named, audio_format(sample_rate_hz()))
+    return cache(lambda: loading.load_vocoder(choose(), device))
 
 
 def make_sampler(
@@ -291,9 +284,9 @@ def make_sampler(
     """Return the sampler of the first held-out batch."""
     config, corpora = setup.config, setup.corpora
     assert corpora.held_out is not None
-    extractor = task_of(config).sample_extractor(config, setup.load_teacher)
+    extractor = setup.task.sample_extractor(config, setup.load_teacher)
     if extractor is not None:
-        pipeline = setup.held_out_pipeline(extractor)
+        pipeline = setup.validation_pipeline(extractor)
     with pipeline.open_feed(Pass(epochs=1)) as feed:
         (first,) = next(feed)
     (batch,) = HandOver(network.BATCH_FIELDS, [device])([first.features])
@@ -302,7 +295,7 @@ def make_sampler(
     recordings = [read_row(manifest, row, config.data.loudness) for row in rows]
     examples = Examples(batch, ids, texts, recordings)
     with tf.device(device):
-        make = task_of(config).sampler(config, corpora.vocabulary, load)
+        make = setup.task.sampler(config, corpora.vocabulary, load)
         return make(network, examples, folder.samples, tensorboard)
 
 
@@ -314,20 +307,11 @@ class _Abandoned(Exception):
     """The run ends. A resumed run repeats the observation from its beginning."""
 
 
-class Result(NamedTuple):
-    """The metrics of an observation by name, or the error that it raised."""
-
-    observation: Observation
-    metrics: dict[str, float]
-    error: BaseException | None = None
-
-
-# With a thread, two queues of one place connect it to the main thread. `begin` puts an observation
-# into the first. The thread takes it, works, and puts the result into the second. The main thread
-# takes the result in `poll`, between two steps, or in `wait`, if the next observation is due.
-# Before each batch the thread calls `_throttle`: as long as the feeds are not full, producers need
-# the device and the host more, and the observer sleeps, unless training waits for it. Without a
-# thread, `begin` does the work, and the queue only keeps the result until `poll`.
+# `begin` starts a thread for the observation, which sets its result. The main thread takes the
+# result in `poll`, between two steps, or in `wait`, if the next observation is due. Before each
+# batch the thread calls `_throttle`: as long as the feeds are not full, producers need the device
+# and the host more, and the observer sleeps, unless training waits for it. Without a thread,
+# `begin` does the work, and only keeps the result until `poll`.
 class Observer:
     """Runs one observation at a time. All methods are for the main thread.
 
@@ -338,7 +322,7 @@ class Observer:
     Args:
         observe: (observation, throttle or None) does the work and returns metrics by name.
         record: (observation, metrics) applies a result, in the order of the observations.
-        in_thread: observe while training goes on; otherwise `begin` does the work.
+        in_thread: observe in a thread while training goes on; otherwise `begin` does the work.
         may_record: whether a result can be applied at once.
     """
 
@@ -352,23 +336,18 @@ class Observer:
         now: Callable[[], float] = time.perf_counter,
     ):
         self._observe, self._record, self._may_record = observe, record, may_record
+        self._in_thread, self._now = in_thread, now
         self._timeline = timeline or Timeline()
-        self._now = now
         self._feed: ReplicaFeed | None = None
-        self._begun: Queue[Observation | None] = Queue(1)
-        self._results: Queue[Result] = Queue(1)
         self._running: Observation | None = None
+        self._result: Future[dict[str, float]] = Future()
         self._began_s = 0.0
         self._awaited = threading.Event()
         self._closing = threading.Event()
         self._has_warned = False
         self._thread: threading.Thread | None = None
-        if in_thread:
-            self._thread = threading.Thread(target=self._run, name="myxtts-observer", daemon=True)
 
     def __enter__(self) -> "Observer":
-        if self._thread is not None:
-            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -376,12 +355,9 @@ class Observer:
 
     def close(self) -> None:
         """Abandon the observation that is running after its batch, and end the thread."""
-        if self._thread is None:
-            return
-        if not self._closing.is_set():
-            self._closing.set()
-            self._begun.put(None)
-        self._thread.join()
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def watch(self, feed: ReplicaFeed) -> None:
         """Let the producers of a feed go first from now on."""
@@ -390,11 +366,13 @@ class Observer:
     def begin(self, observation: Observation) -> None:
         """Begin an observation of the snapshot; without a thread, raise errors of the work."""
         assert self._running is None, "two observations at a time"
-        self._began_s = self._now()
-        if self._thread is None:
-            self._results.put(Result(observation, self._observe(observation, None)))
+        self._began_s, self._result = self._now(), Future()
+        if self._in_thread:
+            work = partial(self._run, observation, self._result)
+            self._thread = threading.Thread(target=work, name="myxtts-observer", daemon=True)
+            self._thread.start()
         else:
-            self._begun.put(observation)
+            self._result.set_result(self._observe(observation, None))
         self._running = observation
 
     def poll(self) -> None:
@@ -402,68 +380,67 @@ class Observer:
 
         Raises the UserError of the observation, or ObserverFailed for another exception.
         """
-        if self._running is not None and not self._results.empty() and self._may_record():
-            self._finish(self._results.get())
+        if self._running is not None and self._result.done() and self._may_record():
+            self._finish(self._running)
 
     def wait(self, is_stopped: Callable[[], bool], due_step: int | None = None) -> bool:
         """Wait for the result of the running observation; return whether none is running now.
 
-        A request to stop leaves it unfinished. `due_step` is the step of the next observation,
-        which waits for this one. Raises as `poll`.
+        The observation of `due_step` waits for it. A request to stop leaves it unfinished.
         """
-        if self._running is None:
+        observation = self._running
+        if observation is None:
             return True
-        step, start_s = self._running.step, self._now()
-        result: Result | None = None
+        start_s = self._now()
         self._awaited.set()
         try:
-            while result is None:
-                try:
-                    result = self._results.get(timeout=STOP_POLL_S)
-                except Empty:
-                    if is_stopped():
-                        return False
+            while not futures.wait([self._result], STOP_POLL_S).done:
+                if is_stopped():
+                    return False
         finally:
             self._awaited.clear()
         waited_s, between_s = self._now() - start_s, start_s - self._began_s
         is_slow = waited_s > TOLERATED_WAIT * between_s
         if due_step is not None and is_slow and not self._has_warned:
             self._has_warned = True
-            rare_enough = ceil((due_step - step) * (1 + waited_s / max(between_s, 1e-9)))
+            steps = due_step - observation.step
+            rare_enough = ceil(steps * (1 + waited_s / max(between_s, 1e-9)))
             log.warning(
                 "%s took longer than the %d steps to the next observation, and training waited %s."
                 " Use %s of at least %d, or another --observer.",
-                self._running,
-                due_step - step,
+                observation,
+                steps,
                 format_duration(waited_s),
-                join_and([FLAGS[part] for part in self._running.parts]),
+                join_and([FLAGS[part] for part in observation.parts]),
                 rare_enough,
             )
-        self._finish(result)
+        self._finish(observation)
         return True
 
-    def _finish(self, result: Result) -> None:
-        self._running = None
+    def _finish(self, observation: Observation) -> None:
+        self._running, error = None, self._result.exception()
         # An OSError comes from the disk and names its file. Such errors need no traceback.
-        if isinstance(result.error, (UserError, OSError)):
-            raise result.error
-        if result.error is not None:
-            raise ObserverFailed(f"the {result.observation} failed") from result.error
-        self._record(result.observation, result.metrics)
+        if isinstance(error, (UserError, OSError)):
+            raise error
+        if error is not None:
+            raise ObserverFailed(f"the {observation} failed") from error
+        self._record(observation, self._result.result())
 
-    def _run(self) -> None:
-        while (observation := self._begun.get()) is not None:
-            start_s = self._now()
-            try:
-                result = Result(observation, self._observe(observation, self._throttle))
-            except _Abandoned:
-                return
-            except BaseException as error:
-                # The main thread raises any error when it takes the result.
-                result = Result(observation, {}, error)
-            kind = join_and(observation.parts)
-            self._timeline.add(Span(OBSERVER, kind, start_s, self._now(), observation.step))
-            self._results.put(result)
+    def _run(self, observation: Observation, result: Future[dict[str, float]]) -> None:
+        start_s, error, metrics = self._now(), None, {}
+        try:
+            metrics = self._observe(observation, self._throttle)
+        except _Abandoned:
+            return
+        except BaseException as raised:
+            # The main thread raises any error when it takes the result.
+            error = raised
+        kind = join_and(observation.parts)
+        self._timeline.add(Span(OBSERVER, kind, start_s, self._now(), observation.step))
+        if error is None:
+            result.set_result(metrics)
+        else:
+            result.set_exception(error)
 
     def _throttle(self) -> None:
         """Wait until the feed is full, or the main thread waits for the observer."""

@@ -34,7 +34,7 @@ from myxtts.tasks.base import Evaluator, Throttle, computes_as_evaluated, no_thr
 from myxtts.tasks.evaluation import held_out, metrics
 from myxtts.tasks.evaluation.held_out import Evaluation, EvaluationOptions
 from myxtts.tasks.evaluation.table import ScoreWeights
-from myxtts.tasks.registry import evaluation_of, task_of
+from myxtts.tasks.registry import evaluation_of
 
 log = logging.getLogger(__name__)
 
@@ -116,20 +116,18 @@ def open_evaluator(
 ) -> Evaluator:
     """Return the evaluator of a run, which also writes `evaluation/CHECKPOINT/scores.md`.
 
-    It measures the weights of `source`, a network on the device. Raises UserError if the recogniser
-    or the vocoder cannot be used, or a file cannot be read.
+    It measures the weights of `source`, a network on the device. Raises UserError.
     """
     started_s = time.perf_counter()
     if setup.config.run.select_by == "dnsmos":
         check_packages("--select-by dnsmos", *metrics.PACKAGES["dnsmos_p808"])
-    task = task_of(setup.config)
     network = source
     snapshot = None
     # A run must find the same scores as `myxtts evaluate`. Most runs have a network that computes
     # as `evaluate` does. The others hold one more in float32.
     if not computes_as_evaluated(setup.config):
         with tf.device(device):
-            network = task.build(setup.config, setup.corpora.vocabulary, "float32")
+            network = setup.task.build(setup.config, setup.corpora.vocabulary, "float32")
         local = setup.replicas.local_results
         sources = {v.path: local(v.value)[0] for v in source.variables}
         snapshot = Snapshot(network, sources, device)
@@ -150,7 +148,7 @@ def open_evaluator(
         corpora.training, corpora.held_out, corpora.vocabulary, config
     )
     evaluation = Evaluation(folder.path, setup.record, corpus, options, Route(device, device))
-    measure: ScoreWeights = evaluation_of(task.name).score_in_run(evaluation, network, load)
+    measure: ScoreWeights = evaluation_of(setup.task.name).score_in_run(evaluation, network, load)
     log.info("evaluation     prepared for %s in %.1f s", device, time.perf_counter() - started_s)
 
     def evaluate(step: int, throttle: Throttle | None) -> dict[str, float]:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from myxtts.base import plugins
@@ -29,10 +29,11 @@ from myxtts.distributed.cluster import Cluster, find_cluster
 from myxtts.placement.devices import describe_threads
 from myxtts.report.alignment import AlignmentWarning
 from myxtts.report.assess import InputBoundWarning, assess_run
+from myxtts.report.metrics import MetricsFile
 from myxtts.report.page import PageThread, RunPage
 from myxtts.report.reporter import Reporter, RunLog, time_line
 from myxtts.run import description, loop
-from myxtts.run.hooks import CheckDevices, Hook, Observe, Report, worker_report
+from myxtts.run.hooks import CheckDevices, Hook, Observe, Report
 from myxtts.run.observation import Observer
 from myxtts.run.observing import open_observer
 from myxtts.run.saving import Checkpoints, save_nothing
@@ -128,7 +129,9 @@ def train(config: Config, request: StopRequest | None = None, more: Iterable[Hoo
                 state.pending_observations = ()
             page = resources.enter_context(PageThread(RunPage(folder.path, config, timeline)))
         else:
-            hooks.append(resources.enter_context(worker_report(run.folder.metrics, state.step)))
+            # The page of the run shows these metrics.
+            file = resources.enter_context(closing(MetricsFile(run.folder.metrics, state.step)))
+            hooks.append(Report(lambda step, metrics: file.write({"step": step, **metrics})))
         if not schedule.total_steps:
             # --stop-at-step 0 makes the common start of several jobs.
             save(state)

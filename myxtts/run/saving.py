@@ -64,8 +64,7 @@ class Checkpoints:
             checkpoints.save(state)
             checkpoints.finish()
 
-    Leaving the scope waits for the checkpoint that is being written, unless a second Ctrl-C ends
-    the program.
+    Leaving the scope waits for the newest, unless a second Ctrl-C ends the program.
     """
 
     def __init__(self, folder: Path, keep: int, record: Record):
@@ -89,10 +88,7 @@ class Checkpoints:
                 break
 
     def _restore_best(self, newest: Record, best: Best) -> None:
-        """Take over the best checkpoint of before, unless it was removed.
-
-        If the figures were of another kind, they cannot be compared, and it is not taken over.
-        """
+        """Take over the best checkpoint of before, if it exists and its figure can be compared."""
         record = self._record
         if not checkpoint_files.checkpoint_of(self._folder, best.step).exists():
             return
@@ -122,8 +118,7 @@ class Checkpoints:
     def save(self, state: TrainingState) -> Path:
         """Copy the state, start to write it, and return the folder that the checkpoint will have.
 
-        Waits for the previous checkpoint first. If the disk refuses, the log says so, and training
-        goes on.
+        If the disk refuses, the log says so, and training goes on.
         """
         was_busy = self.is_writing
         began_s = time.perf_counter()
@@ -199,9 +194,8 @@ class Checkpoints:
     def record(self, state: TrainingState, step: int, value: float | None) -> None:
         """Record the result of an observation in the state and in the checkpoints from its step on.
 
-        A run that resumes from a checkpoint without the result repeats the observation, and gets
-        the same result. `value` is the figure that chooses the best checkpoint; None if the
-        observation did not measure it.
+        A run that resumes from a checkpoint without the result repeats it. `value` is the figure
+        that chooses the best checkpoint; None if the observation did not measure it.
         """
         self.wait()
         state.pending_observations = without(state.pending_observations, step)

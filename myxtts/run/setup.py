@@ -49,6 +49,7 @@ from myxtts.run.start import NO_TEXTS, Start, first_shares
 from myxtts.run.state import TrainingState, make_optimizer
 from myxtts.run.step import Step
 from myxtts.run.warm_start import Pretrained, load_pretrained
+from myxtts.tasks.base import Task
 from myxtts.tasks.layers import parameter_count
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.tasks.tts.teacher import teacher_loader
@@ -111,9 +112,8 @@ class OpenRun:
     def set_up(self, corpora: RunCorpora) -> "TrainingSetup":
         """Build the state of the run and give it its first weights.
 
-        Raises CheckpointError if the checkpoint, the pretrained weights or the teacher do not fit,
-        or the workers start from different weights; ConfigError if the host has too little memory,
-        or XLA does not work.
+        Raises CheckpointError if weights of a file do not fit, or those of the workers differ;
+        ConfigError if the host has too little memory, or XLA does not work.
         """
         config, start, replicas = self.config, self.start, self.replicas
         resumed, teacher = start.resumed, start.teacher
@@ -204,10 +204,10 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
     if cluster is not None:
         replicas *= cluster.count
     check_shares(config, replicas, cluster is not None)
-    check_xla(config, replicas, placement.name, task_of(config).supports_xla)
-    devices.configure(
-        placement, small_operations=task_of(config).has_small_operations(config), processes=workers
-    )
+    task = task_of(config)
+    check_xla(config, replicas, placement.name, task.supports_xla)
+    is_small = task.has_small_operations(config)
+    devices.configure(placement, small_operations=is_small, processes=workers)
     # A run without a choice of GPUs uses one of several. This is no mistake, since others may use
     # the machine, but the user should know it.
     seen = settings.simulate_gpus or gpu_count
@@ -227,11 +227,11 @@ def configure_devices(config: Config, cluster: Cluster | None = None) -> Placeme
 def shared_settings(start: Start) -> dict[str, str]:
     """Return the settings and the start that all workers must have in common."""
     values = start.config.model_dump(mode="json")
-    shared = {}
-    for setting in SETTINGS.values():
-        if PER_MACHINE not in setting.marks:
-            value = values[setting.section][setting.name]
-            shared[f"{setting.section}.{setting.name}"] = str(value)
+    shared = {
+        f"{setting.section}.{setting.name}": str(values[setting.section][setting.name])
+        for setting in SETTINGS.values()
+        if PER_MACHINE not in setting.marks
+    }
     shared |= {"checkpoint": "none", "teacher": "none"}
     if start.resumed:
         shared["checkpoint"] = start.resumed.checkpoint.path.name
@@ -293,6 +293,10 @@ class TrainingSetup:
         return self.run.config
 
     @property
+    def task(self) -> Task:
+        return task_of(self.config)
+
+    @property
     def replicas(self) -> Replicas:
         return self.run.replicas
 
@@ -329,7 +333,7 @@ class TrainingSetup:
         return Pipeline(
             self.corpora.training,
             replicas.routes,
-            task_of(config).extractor(config, training=True, load_teacher=self.load_teacher),
+            self.task.extractor(config, training=True, load_teacher=self.load_teacher),
             config.data.model_copy(update=data_settings),
             seed=config.training.seed,
             cache_folder=self.corpora.folder,
@@ -337,13 +341,13 @@ class TrainingSetup:
             first_replica=replicas.first,
         )
 
-    def validation_pipeline(self) -> Pipeline:
-        """Make the pipeline of the held-out batches."""
-        extractor = task_of(self.config).extractor(self.config, False, self.load_teacher)
-        return self.held_out_pipeline(extractor)
+    def validation_pipeline(self, extractor: FeatureExtractor | None = None) -> Pipeline:
+        """Make a pipeline of held-out batches for the observer, or else for the first replica.
 
-    def held_out_pipeline(self, extractor: FeatureExtractor) -> Pipeline:
-        """Make a pipeline of held-out batches for the observer, or else for the first replica."""
+        Its features are those of validation, or what another extractor makes.
+        """
+        if extractor is None:
+            extractor = self.task.extractor(self.config, False, self.load_teacher)
         held_out, observer = self.corpora.held_out, self.replicas.observer
         assert held_out is not None
         route = Route(observer, observer) if observer else self.replicas.routes[0]

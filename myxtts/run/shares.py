@@ -41,15 +41,11 @@ class DealShares:
     """Deals the rows anew where a replica is starved.
 
     It deals up to MOST_DEALS times at the start of a run, each time after measuring, and as often
-    from the end of an epoch on.
+    from the end of an epoch on. A checkpoint records the shares, for the steps of a resumed run.
 
     All replicas step together, so the busy time of each is the time of a step without its wait.
     Dividing each current share by its busy time gives shares with equal busy times, apart from the
-    part of a step that does not grow with rows. A checkpoint records them, so that a run that
-    resumes takes the same steps until the next deal.
-
-    Args:
-        pipeline, feed: the batches of training, which begin anew after a deal.
+    part of a step that does not grow with rows.
 
     Attributes:
         bound_s: seconds of a step if none ever waited, by the newest measurement; None before it.

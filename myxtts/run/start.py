@@ -39,8 +39,7 @@ NO_TEXTS = "0" * 64
 class Start:
     """The settings of a run with all that other runs fix, and the source of its first weights.
 
-    The source is the run itself if it resumes, or a pretrained run, or else the seed. The teacher
-    is the frozen voice that makes part of the features.
+    That is the run itself if it resumes, a pretrained run, or the seed. A teacher makes features.
     """
 
     config: Config
@@ -58,10 +57,7 @@ class Start:
 
     @cached_property
     def frontend(self) -> TextFrontend:
-        """The frontend that makes symbols of texts; --lexicon adds words to the inherited ones.
-
-        Raises DataError for an unusable file.
-        """
+        """The inherited frontend, or a new one, with the words of --lexicon; raises DataError."""
         if self.resumed:
             return self.resumed.record.frontend
         own = frontend_of(self.config.data)
@@ -95,12 +91,11 @@ class Start:
 def resolve_start(config: Config, folder: RunFolder) -> Start:
     """Decide where a run starts from; raise ConfigError or CheckpointError if that does not fit.
 
-    No corpus is read, so that a mistake is reported at once. The pretrained run is not read if the
-    run has a checkpoint.
+    No corpus is read, and no pretrained run if the run has a checkpoint.
     """
     checkpoint_files.recover_interrupted_replace(folder.checkpoints)
     resumed = TrainedRun.newest(folder.path) if config.run.resume else None
-    teacher = open_teacher(config, resumed)
+    teacher = open_teacher(config.teacher.teacher, resumed)
     if teacher is not None:
         config = apply_teacher_settings(config, teacher)
     pretrained = None
@@ -115,7 +110,8 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
         check_same_settings(resumed.checkpoint, config)
     check_freeze(config)
     use_sample_rate(config.data.sample_rate, str(folder.path))
-    select_vocoder(folder.path, config, audio_format(config.data.sample_rate))
+    rate_format = audio_format(config.data.sample_rate)
+    select_vocoder(folder.path, config.model.vocoder, rate_format)
     return Start(config, folder, resumed, pretrained, teacher)
 
 

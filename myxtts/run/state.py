@@ -38,11 +38,8 @@ class TrainingState:
         trained: the variables that are not frozen; gradients and the optimizer cover these.
         bad_step: the first step with a non-finite loss or gradient; 0 if there is none.
         skipped_updates: updates that mixed_float16 skipped since this process started.
-        audio_s: seconds of speech trained on since the start or the fork.
-        audio_s_since_sync: the same since the last sync with other jobs (local SGD).
-        batch_shares: the shares of the replicas in a step; empty where all are equal.
         session_start: step and position since which no step of the plan was left out.
-        pending_observations: observations whose results are not known yet, oldest first.
+        audio_s, audio_s_since_sync, batch_shares, pending_observations: see `Record`.
     """
 
     def __init__(
@@ -141,10 +138,7 @@ class TrainingState:
 
 
 def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
-    """Return AdamW (Loshchilov & Hutter 2019), whose loss is scaled in mixed_float16.
-
-    It expects gradients that are summed over all replicas.
-    """
+    """Return AdamW (Loshchilov & Hutter 2019) for summed gradients; scaled in mixed_float16."""
     # Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
     # process. Each step sets the learning rate. With a beta_2 of 0.99 the second moment follows
     # within 100 steps, which short runs need. Adam's default of 0.999 takes 1,000.

@@ -174,10 +174,7 @@ class Step:
         return self._state.replicas.local_results(self._updating)
 
     def left_unchanged(self) -> bool:
-        """Return whether a call that has just failed left the state as it was before.
-
-        It did if no replica has begun to update: another worker was lost, or memory was lacking.
-        """
+        """Whether a failed call left the state as it was: no replica had begun to update it."""
         return all(int(step.numpy()) <= self._controls.steps_done for step in self._begun)
 
     def _concrete(self, function, batches: Sequence[Batch]):
@@ -213,11 +210,7 @@ class Step:
         outcome.numpy()
 
     def read(self, outcome: tf.Tensor) -> dict[str, float]:
-        """Return the losses, their sum and the gradient norm of an outcome by name.
-
-        Waits for the device. With a scaled loss, SKIPPED counts the skipped updates of this
-        process.
-        """
+        """Wait; return losses, their sum, the gradient norm, and with a loss scale SKIPPED."""
         return dict(zip(self._outcome_names, outcome.numpy()[:-1].tolist(), strict=True))
 
     @staticmethod
@@ -317,8 +310,7 @@ class Step:
         """On one replica: update the weights; return the outcome, and whether it is finite.
 
         With a scaled loss, also return whether the update was skipped, as int64; with
-        `can_measure_idle`, when the gradients were ready, in seconds, or 0 if this step does not
-        measure it.
+        `can_measure_idle`, the time in s at which the gradients were ready, or 0 if not measured.
         """
         optimizer, replicas = self._state.optimizer, self._state.replicas
         losses, *gradients = self._gradients(batch)
@@ -358,10 +350,7 @@ class Step:
         return results + measured
 
     def _update(self, gradients) -> tuple:
-        """On one replica: update; return the scaled norm, the scale, and if the update is skipped.
-
-        The optimizer skips an update that is not finite, and then lowers the scale.
-        """
+        """On one replica: update; return the scaled norm, the scale, and if it was skipped."""
         optimizer = self._state.optimizer
         # The scale is copied first, because applying gradients may change it.
         scale = 1.0
@@ -392,8 +381,7 @@ class Controls:
         controls.advance(steps_done)
 
     A table has the rates of TABLE_STEPS steps, and each step returns the number of steps done for
-    the next one. So new tensors are made only for the first step, at the end of a table, and where
-    numbers jump or rates change.
+    the next one. So a new tensor is made only at its end, and where numbers jump or rates change.
     """
 
     def __init__(self, device: str):

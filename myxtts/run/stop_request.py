@@ -25,10 +25,8 @@ class StopRequest:
         with stop_on_signals(StopRequest()) as stop:
             while not stop.due():
 
-    A program that trains in a thread of its own, which gets no signals, calls `stop`.
-
-    Several workers stop after the same step: each step tells all processes whether one of them was
-    asked to stop, and all read that after the same steps, with `stop_requested` from an outcome.
+    A program that trains in a thread of its own, which gets no signals, calls `stop`. Several
+    workers stop after the same step, since all read `stop_requested` of an outcome at the same one.
     """
 
     def __init__(self, stop_requested: Callable[[tf.Tensor], bool] | None = None) -> None:

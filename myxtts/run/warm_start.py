@@ -98,11 +98,9 @@ def load_pretrained(
 
     A row that the pretrained run lacks becomes the mean of its named rows plus the network's own
     small random row (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row
-    there, and new rows differ.
+    there, and new rows differ. Layers that are `added_layers` keep their initial weights.
 
-    Additional layers of the network keep their initial weights (see `added_layers`).
-
-    Raises CheckpointError if the weights belong to another architecture. Raises ConfigError if a
+    Raises CheckpointError if the weights belong to another architecture, and ConfigError if a
     component of `freeze` has rows of new symbols, which would stay random.
     """
     check_frozen_rows(pretrained, network, vocabulary, freeze)

@@ -82,13 +82,15 @@ def open_voice(path: Path) -> tuple[Path, dict[str, Any]]:
 def read_voice(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return graph and JSON of a voice, of a folder or a file; raises CheckpointError.
 
-    A folder may have several precisions; float32 has the shortest name.
+    A folder may have several precisions; float32 has the shortest name. A published one has them in
+    its folder onnx.
     """
+    if (path / "onnx").is_dir():
+        path = path / "onnx"
     is_graph = path.suffix == ".onnx" and not path.is_dir()
     files = [path] if is_graph else sorted(path.glob("*.onnx"), key=lambda file: len(file.name))
     if not files:
-        found = "is a run, for --run" if (path / "checkpoints").is_dir() else "has no file *.onnx"
-        raise CheckpointError(f"--model {path} {found}. {EXPORTED}")
+        raise CheckpointError(f"--voice {path} has no file *.onnx. {EXPORTED}")
     about = files[0].with_name(f"{files[0].name}.json")
     try:
         for file in (files[0], about):
@@ -120,7 +122,7 @@ class ExportedSpeaker:
     takes_reference = False
 
     def __init__(self, path: Path):
-        check_packages("--model", "onnxruntime")
+        check_packages("--voice", "onnxruntime")
         graph, document = open_voice(path)
         # A sentence takes one core, so that several are spoken at the same time.
         self.threads, self.name = os.cpu_count() or 1, graph.stem

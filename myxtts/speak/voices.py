@@ -7,23 +7,21 @@ index, or a URL, from which it is fetched once into the user's cache:
                   "consent": "synthetic: taught by …", "folder": "en-woman", "mb": 14.2,
                   "url": "https://…", "sha256": "…"}}
 
-A voice's folder is one that `myxtts publish` writes; `onnx/` in it speaks. Without TensorFlow.
+A voice's folder is one that `myxtts publish` writes: `onnx/` in it speaks without TensorFlow, and
+it is a run, from which others can start.
 """
 
 import json
 import logging
-import shutil
-import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from myxtts.base.errors import ConfigError, DataError
-from myxtts.base.files import cached_folder
+from myxtts.base.errors import ConfigError
 from myxtts.base.names import canonical_code
-from myxtts.base.published import CHECKSUMS, check_digest, named_files
+from myxtts.base.published import local_run
 from myxtts.speak.chunks import FRONTEND
 from myxtts.speak.piper_voice import PiperVoice
 from myxtts.speak.player import ExportedSpeaker, Speaker, read_voice
@@ -32,7 +30,6 @@ from myxtts.text.languages import letters_by_script, names_of, scripts_of
 PACKAGE = "myxtts_voices"  # of the wheel myxtts-voices
 CHECKOUT = Path(__file__).parents[2] / "voices" / PACKAGE
 INDEX = "index.json"
-TIMEOUT_S = 60.0
 TRAIN_ONE = "docs/guides/voices.md says how to train one, and --voice takes a folder."
 
 log = logging.getLogger(__name__)
@@ -60,31 +57,8 @@ class Voice:
 
     @property
     def path(self) -> Path:
-        """The folder of its export, which is fetched if it is not installed."""
-        folder = self.folder or cached_folder("voices", [self.url, self.sha256], self._fetch)
-        return folder / "onnx"
-
-    def _fetch(self, folder: Path) -> None:
-        log.info("fetching       %s, %.0f MB, from %s", self.name, self.mb, self.url)
-        sums = folder / CHECKSUMS
-        _download(f"{self.url}/{CHECKSUMS}", sums)
-        check_digest(self.url, sums, self.sha256)
-        for digest, name in named_files(sums):
-            if name.startswith("onnx/"):
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                _download(f"{self.url}/{name}", folder / name)
-                check_digest(self.url, folder / name, digest)
-
-
-def _download(url: str, path: Path) -> None:
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, open(path, "wb") as file:
-            shutil.copyfileobj(answer, file)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{url} cannot be fetched: {error}. Check the network, or give the folder of a voice"
-            " as --voice."
-        ) from error
+        """The folder that `myxtts publish` wrote; it is fetched if it is not installed."""
+        return self.folder or local_run(f"{self.url}#sha256={self.sha256}")
 
 
 @cache
@@ -129,6 +103,13 @@ def voice_named(name: str) -> Voice:
     return voices()[name]
 
 
+def run_folder(name: str | Path) -> Path:
+    """Return the folder of a run: a folder, else the voice of this name, else what a URL has."""
+    if not Path(name).exists() and str(name) in voices():
+        return voices()[str(name)].path
+    return local_run(name) if isinstance(name, str) else name
+
+
 def voice_for(text: str, language: str | None) -> Voice:
     """Return the first voice of a language, or else one in whose script most letters of the text
     are, installed ones first. Raises ConfigError if there is none: no other voice stands in for it.
@@ -148,24 +129,10 @@ def voice_for(text: str, language: str | None) -> Voice:
     return voice
 
 
-def open_speaker(voice: str | None, text: str, language: str | None) -> Speaker:
-    """Open the voice that is named, or else one for the text, and say in the log what it is.
-
-    Args:
-        voice: name of an index, an exported folder, or a file *.onnx of this project or of Piper.
-    """
-    path = Path(voice or "")
-    if voice is None or voice in voices():
-        found = voice_for(text, language) if voice is None else voice_named(voice)
-        log.info("voice          %s: %s; %s", found.name, found.licence, found.consent)
-        log.info("               the speech is synthetic")
-        return ExportedSpeaker(found.path)
-    if not path.exists():
-        voice_named(voice)
+def open_exported(path: Path) -> Speaker:
+    """Open an exported voice: its folder, a published one, or a file *.onnx, also one of Piper."""
     graph, document = read_voice(path)
-    if FRONTEND in document:
-        return ExportedSpeaker(path)
-    return PiperVoice(graph, document)
+    return ExportedSpeaker(path) if FRONTEND in document else PiperVoice(graph, document)
 
 
 def known_voices() -> str:

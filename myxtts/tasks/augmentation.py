@@ -18,7 +18,7 @@ from myxtts.base.portable_ops import (
     stateless_normal,
     stateless_uniform,
 )
-from myxtts.config.schema import AugmentationConfig
+from myxtts.config.schema import ASRConfig, AugmentationConfig
 
 MIN_RT60_S = 0.1
 DIRECT_TO_REVERBERANT_DB = (-3.0, 12.0)
@@ -56,11 +56,9 @@ DRAWS = {
 class Draws:
     """Random numbers for the rows of a batch, whose number is an int32 scalar in host memory.
 
-        draws = Draws(seed, rows)
-        snr_db = draws.uniform("snr", (0.0, 20.0))
+        snr_db = Draws(seed, rows).uniform("snr", (0.0, 20.0))
 
-    Those of `uniform` and `chosen` are parts of one array. For a row they do not depend on the rows
-    after it, on padding, or on which settings are on.
+    Those of a row do not depend on the rows after it, on padding, or on which settings are on.
     """
 
     def __init__(self, seed, rows):
@@ -99,9 +97,7 @@ class Draws:
 def augment(waves, samples, seed, settings: AugmentationConfig):
     """Distort each row at random: room, noise, equaliser and band limits, codec, in this order.
 
-    Room, equaliser and band limits are one product in the frequency domain. The noise is made
-    there, passes the same equaliser and band limits, and gets its level afterwards. Without any of
-    these in the settings, the waves are returned as they are.
+    Without any of these in the settings, the waves are returned as they are.
 
     float32 [B, S] in [-1, 1], and the real samples of each row, int32 [B]; 0 is allowed -> float32
     [B, S], about in [-1, 1]; 0 after the end of a row.
@@ -259,19 +255,15 @@ def mu_law(wave, bits):
 # computed on the host, as all shapes are; only the samples themselves are interpolated on the
 # device.
 def perturb_speed(waves, samples, fewest, seed, limit: float):
-    """Change speed and pitch of each row by a factor of 1 ± limit (Ko et al. 2015).
+    """Change speed and pitch of each row by a factor of 1 ± limit, up to 0.2 (Ko et al. 2015).
 
     Interpolates by cubics, whose error is 55 dB below a tone of 2 kHz and 32 dB below one of 4 kHz;
     a windowed sinc of eight samples took 2.5 times as long. What a higher speed moves above half
     the sample rate is folded to frequencies above the mel's.
 
-    Args:
-        samples: int32 [B] in host memory, the number of real samples of each row; 0 is allowed.
-        fewest: int32 [B] in host memory; a row that would become shorter gets this length, if it is
-            longer now.
-        limit: up to 0.2.
-
-    Returns float32 [B, S / (1 - limit), rounded up], 0 after the end of a row, and int32 [B].
+    float32 [B, S]; the real samples of each row, and those that a longer row keeps at least, int32
+    [B] in host memory -> float32 [B, S / (1 - limit), rounded up], 0 after the end of a row, and
+    int32 [B].
     """
     padded = tf.shape(waves)[1]
     with on_host():
@@ -307,25 +299,23 @@ def _energy(wave):
     return tf.reduce_sum(tf.square(wave), axis=1, keepdims=True)
 
 
-def spec_augment(mel, frames, seed, time_masks, time_fraction, frequency_masks, frequency_bands):
+def spec_augment(mel, frames, seed, settings: ASRConfig):
     """Replace masked values by the mean of their band over the real frames of the row.
 
-    The paper masks with 0, in features of mean 0. The width of each mask is uniform from 0 to the
-    largest width, and its position is uniform among all that fit; masks may overlap. The largest
+    Width and position of a mask are uniform among all that fit; masks may overlap. The largest
     width in time is proportional to the length of the utterance (adaptive masks, Park et al. 2020).
     Frames after the end of a row are unchanged.
 
-    Mel float32 [B, T, bands], masks of each row in time and their largest width as a fraction of
-    its frames, masks in frequency and their largest width in bands -> float32 [B, T, bands].
+    Mel float32 [B, T, bands], frames int32 [B] -> float32 [B, T, bands].
     """
     padded, bands = tf.shape(mel)[1], mel.shape[2]
     real = tf.sequence_mask(frames, padded)[:, :, None]
     length = tf.cast(frames, tf.float32)
-    longest = tf.floor(length * time_fraction)
-    widest = tf.fill(tf.shape(frames), float(frequency_bands))
+    longest = tf.floor(length * settings.time_mask_fraction)
+    widest = tf.fill(tf.shape(frames), float(settings.frequency_mask_bands))
     all_bands = tf.fill(tf.shape(frames), float(bands))
-    time = _mask(longest, length, padded, time_masks, fold_in(seed, "time masks"))
-    frequency = _mask(widest, all_bands, bands, frequency_masks, fold_in(seed, "bands"))
+    time = _mask(longest, length, padded, settings.time_masks, fold_in(seed, "time masks"))
+    frequency = _mask(widest, all_bands, bands, settings.frequency_masks, fold_in(seed, "bands"))
     masked = real & (time[:, :, None] | frequency[:, None, :])
     count = tf.maximum(length, 1.0)[:, None, None]
     mean = tf.reduce_sum(tf.where(real, mel, 0.0), axis=1, keepdims=True) / count

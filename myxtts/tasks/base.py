@@ -26,10 +26,8 @@ KEPT_ARRAYS = 9
 SAMPLED_UTTERANCES = 4
 
 Evaluator = Callable[[int, Callable[[], None] | None], dict[str, float]]
-"""Measures the weights that a network has at a step; figures have the prefix `evaluation_`.
-
-Before each batch or utterance it calls its second argument, with nothing queued on the device. All
-that a call computes is compiled before, so that any thread may call.
+"""(step, throttle) -> figures `evaluation_NAME` of the weights that a network has. All that it
+computes is compiled before, so that any thread may call.
 """
 
 
@@ -43,13 +41,11 @@ class Examples(NamedTuple):
 
 
 class Sampler(ABC):
-    """Writes the output of a network for the first held-out utterances to files and TensorBoard.
+    """Writes what a network makes of the first held-out utterances to files and TensorBoard.
 
-    The caller has set the weights and entered the network's device. All that a call computes is
-    compiled by `trace`, on the main thread, so that any thread may call.
-
-    The folder gets `step-000500/` with a picture of each utterance, such as `1-NAME.png`, and what
-    else the task writes. FIELDS is the contract of the examples, of which only the first stay.
+    The caller has set the weights and entered the network's device. Any thread may call after
+    `trace`. The folder gets `step-000500/` with a picture of each utterance, such as `1-NAME.png`,
+    and what else the task writes. FIELDS is the contract of the examples.
     """
 
     FIELDS: dict[str, Field]
@@ -93,11 +89,9 @@ class Metric(Protocol):
     @staticmethod
     def measure(batch: dict, outputs: dict) -> dict:
         """Return what `update` needs of the model's outputs, within a compiled function."""
-        ...
 
     def update(self, batch: dict, measured: dict) -> None:
         """Add a batch; any thread may call, as nothing is computed on the device."""
-        ...
 
     def result(self) -> dict[str, float]: ...
 
@@ -113,10 +107,7 @@ class Task(ABC):
     supports_xla: bool = False  # whether XLA compiles the training step
 
     def has_small_operations(self, config: Config) -> bool:
-        """Return whether training on 2 cores is faster with one thread for each operation.
-
-        The losses must not depend on it, in any bit.
-        """
+        """Return whether training on 2 cores is faster with one thread for each operation."""
         return False
 
     @abstractmethod
@@ -143,17 +134,15 @@ class Task(ABC):
         """Build the network with its initial weights.
 
         `inference` is the precision of a network without dropout; by default it is one to train.
-        Its call returns (losses by name, outputs); `BATCH_FIELDS` is the contract of its input,
-        `LOSS_NAMES` the names of the losses.
+        Its call returns (losses by name, outputs) of a batch of its `BATCH_FIELDS`.
         """
 
     def tune(
         self, config: Config, network: keras.Model, device: str, sizes: dict[str, int]
     ) -> dict[str, str]:
-        """Choose among implementations, which give the same results; return lines of the log.
+        """Choose among implementations of equal results, for batches of the named sizes.
 
-        Raises ConfigError if the settings name an implementation that the device cannot run. The
-        sizes are the named dimensions of a typical batch.
+        Returns lines of the log. Raises ConfigError if the device cannot run the one that is named.
         """
         return {}
 
@@ -180,10 +169,7 @@ class Task(ABC):
 
 
 def computes_as_evaluated(config: Config) -> bool:
-    """Whether the network of a run computes what `evaluate` measures of its weights.
-
-    Any other network has other variables or outputs than the one that `evaluate` builds.
-    """
+    """Whether the network of a run computes what `evaluate` measures of its weights."""
     return config.training.precision == "float32" and config.teacher.teacher is None
 
 
@@ -193,9 +179,7 @@ def kept_bytes(config: Config) -> int:
 
 
 Throttle = Callable[[], None]
-"""Waits until the feed is full; to be called between two batches, when nothing is queued on the
-device.
-"""
+"""Waits until the feed is full; called between two batches, with nothing queued on the device."""
 
 
 def no_throttle() -> None:

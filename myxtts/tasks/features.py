@@ -28,13 +28,12 @@ def at_loudness(extractor: FeatureExtractor, lufs: float | None) -> FeatureExtra
 
     def produce(waves: dict, *network: Any) -> dict:
         # Not rounded to 16 bits again: the features convert them to float32 in any case.
-        scaled = {
-            pcm: with_loudness(tf.cast(waves[pcm], tf.float32) / 32768.0, lufs, waves[samples])
-            for pcm, samples in lengths.items()
-            if pcm in waves
-        }
-        in_steps = {pcm: wave * 32768.0 for pcm, wave in scaled.items()}
-        return extractor.produce(waves | in_steps, *network)
+        scaled = dict(waves)
+        for pcm, samples in lengths.items():
+            if pcm in waves:
+                wave = tf.cast(waves[pcm], tf.float32) / 32768.0
+                scaled[pcm] = with_loudness(wave, lufs, waves[samples]) * 32768.0
+        return extractor.produce(scaled, *network)
 
     return replace(extractor, produce=produce)
 
@@ -55,11 +54,9 @@ def recording_features(waves: dict, warp: tuple | None) -> dict:
 def vtlp_warp(seed, rows, limit):
     """Draw the warp (Jaitly & Hinton 2013) and the spectral gains of each row.
 
-    The batch's seed determines all draws, which are uniform. The logarithm of the gain is a sum of
-    VTLP_COSINES cosines over the mel bands, each with an amplitude of up to 2 * limit.
-
-    Returns factors on all frequencies, float32 [rows], from exp(-limit) to exp(limit), and mel
-    filters, float32 [rows, bins, bands].
+    The logarithm of the gain is a sum of VTLP_COSINES cosines over the mel bands, each with an
+    amplitude of up to 2 * limit. Returns factors on all frequencies, float32 [rows], from
+    exp(-limit) to exp(limit), and mel filters, float32 [rows, bins, bands].
     """
     uniform = stateless_uniform
     factor = tf.exp(uniform([rows], fold_in(seed, "frequencies"), -limit, limit))

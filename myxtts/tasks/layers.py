@@ -74,11 +74,10 @@ class SeededDropout(layers.Layer):
 
 
 class Dense(layers.Dense):
-    """Keras' dense layer, for inputs of rank 2 or more and of unknown shape.
+    """Keras' dense layer, bit for bit, for inputs of rank 2 or more and of unknown shape.
 
-    Keras calls `tf.tensordot`, which computes shapes by operations whose int32 kernels run on the
-    GPU: the host waited three times in each call. Here shapes stay on the host. The products are
-    the same, bit for bit.
+    Keras calls `tf.tensordot`, which computes shapes on the GPU: the host waited three times in
+    each call. Here shapes stay on the host.
     """
 
     def call(self, inputs, training=None):
@@ -102,11 +101,10 @@ class Embedding(layers.Embedding):
 
 
 class CompositeLayer(layers.Layer):
-    """A layer of layers, each of which creates its variables at its first call.
+    """A layer of layers, each of which creates its variables at its first call, which is eager.
 
-    Keras traces the `call` of a layer without `build` to find its variables, at every level of
-    nesting. The first call of a network is eager and creates them anyway, so tracing only doubles
-    the time of its construction.
+    Without `build`, Keras would trace `call` to find them, at every level of nesting: twice the
+    time of construction.
     """
 
     def build(self, shape):
@@ -203,10 +201,8 @@ def apply_rotary(x):
 class ReferenceEncoder(CompositeLayer):
     """Speaker encoder: reference speech of any length -> one speaker embedding and a few latents.
 
-    Strided convolutions reduce the frames to an eighth, followed by attention and a perceiver
-    resampler (Jaegle et al. 2021; Flamingo, Alayrac et al. 2022): learned queries attend to the
-    frames. The first query becomes the speaker embedding, the others the latents. A row without a
-    reference gets learned values instead.
+    A perceiver resampler (Jaegle et al. 2021; Flamingo, Alayrac et al. 2022), whose first query
+    becomes the speaker embedding and the others the latents.
     """
 
     def __init__(self, channels: int, heads: int, latents: int, **kwargs):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from myxtts.base.errors import DataError
-from myxtts.base.files import decode_text
+from myxtts.base.files import decode_text, table_beside
 from myxtts.text import espeak
 from myxtts.text.named import check_vowels, check_words
 from myxtts.text.normalisers import Normaliser, unread, words_of
@@ -28,25 +28,12 @@ Frontend = Literal["phonemes", "characters"]
 
 # Zero width, but they change Persian and Indic words.
 _JOINERS = "\u200c\u200d"
-# Marks of Arabic, Urdu, Chinese, Japanese, Hindi, Armenian and Georgian have Latin equivalents.
-SPELLINGS = str.maketrans(
-    {
-        **dict.fromkeys("“”„‟«»〝〞", '"'),
-        **dict.fromkeys("‘’‚‛‹›ʼʾʿ", "'"),
-        **dict.fromkeys("‐‑‒–−﹣－־", "-"),
-        **dict.fromkeys("―⸺", "—"),
-        **dict.fromkeys("،、，", ", "),
-        **dict.fromkeys("؛；", "; "),
-        **dict.fromkeys("؟？՞", "? "),
-        **dict.fromkeys("！", "! "),
-        **dict.fromkeys("：׃", ": "),
-        **dict.fromkeys("۔。।॥։", ". "),
-        "჻": ". ",
-        **{"⁄": "/", "∕": "/", "٫": ".", "٪": "%"},
-    }
-)
+_CHARACTERS = table_beside(__file__, "characters.yaml")
+SPELLINGS: dict[int, str] = {}
+for _plain_mark, _marks in _CHARACTERS["spellings"].items():
+    SPELLINGS |= dict.fromkeys(map(ord, _marks), _plain_mark)
 # Compatibility characters that a later stage reads (№ µ ﷼ …), and Thai, Lao and Korean letters.
-_KEPT = frozenset("№µ﷼…ำຳ½¼¾⅓⅔").union(map(chr, range(0x3131, 0x318F)))
+_KEPT = frozenset(_CHARACTERS["kept"]).union(map(chr, range(0x3131, 0x318F)))
 # Pictures with what belongs to their sequences, and other variation selectors and keycaps.
 _PICTURES = "\U0001f000-\U0001f0ff\U0001f170-\U0001faff☀-♨♰-❵➔-➿⬅-⭕⌚⌛⏩-⏺"
 _SELECTORS = "\ufe00-\ufe0f\u20e3\U000e0100-\U000e01ef"
@@ -55,8 +42,7 @@ EMOJI = re.compile(
     rf"|[{_SELECTORS}]"
 )
 # Letters of two scripts that look alike, and words that have both scripts: Ukrainian вiн.
-_CYRILLIC = "аеорсухіјѕһәёїӑӗҫАВЕКМНОРСТУХІЈЅЁЇӐӖҪ"
-_LATIN = "aeopcyxijshəëïăĕçABEKMHOPCTYXIJSËÏĂĔÇ"
+_CYRILLIC, _LATIN = _CHARACTERS["cyrillic"], _CHARACTERS["latin"]
 _IN_CYRILLIC, _IN_LATIN = str.maketrans(_LATIN, _CYRILLIC), str.maketrans(_CYRILLIC, _LATIN)
 _MIXED = re.compile(rf"(?<!\w)(?=[^\W\d_]*[Ѐ-ӿ])(?=[^\W\d_]*[{_LATIN}])[^\W\d_]+")
 _ABBREVIATION = re.compile("[A-Z]{2}")  # SMSка

@@ -1,16 +1,15 @@
-"""Names, one spelling of each; languages: their codes, and their scripts."""
+"""Languages: the one that is meant, and their scripts."""
 
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 
-import yaml
 from fontTools.unicodedata import script as script_of
 from fontTools.unicodedata import script_name
 
 from myxtts.base.errors import DataError
+from myxtts.base.files import table_beside
 from myxtts.base.names import canonical_code
 
 # These tell no language: common to several scripts, inherited from the letter before, unassigned.
@@ -44,7 +43,7 @@ def scripts_of(language: str) -> frozenset[str]:
     A script within the code is added: fa is Arab, fa-latn is Arab and Latn.
     """
     base, *subtags = canonical_code(language).split("-")
-    table = yaml.safe_load(Path(__file__).with_name("scripts.yaml").read_text("utf-8"))
+    table = table_beside(__file__, "scripts.yaml")
     scripts = {script for script, languages in table.items() if base in languages.split()}
     if scripts:
         scripts.update(tag.capitalize() for tag in subtags if len(tag) == 4)

@@ -12,12 +12,10 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Literal, NamedTuple
 
-import yaml
-
 from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.files import table_beside
 from myxtts.base.names import canonical_code
 from myxtts.text import espeak
 from myxtts.text.sentences import clauses_of
@@ -63,8 +61,7 @@ LIBRARIES = {
 def words_of(text: str, language: str) -> str:
     """Return a sentence with its numbers, dates, money and abbreviations as words.
 
-    It stays as it is in a language without a library. Raises ConfigError if the library is missing,
-    and DataError if it fails on the sentence.
+    Raises ConfigError if the library is missing, and DataError if it fails on the sentence.
     """
     code = canonical_code(language).split("-")[0]
     if code not in LIBRARIES:
@@ -115,7 +112,7 @@ def _read(text: str, language: str, stage: str) -> str:
 
 @cache
 def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
-    table = yaml.safe_load(Path(__file__).with_name("readings.yaml").read_text("utf-8"))
+    table = table_beside(__file__, "readings.yaml")
     # The dot of an abbreviation stays where it ends the sentence.
     dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
     patterns = []

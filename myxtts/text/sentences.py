@@ -8,10 +8,8 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
-from pathlib import Path
 
-import yaml
-
+from myxtts.base.files import table_beside
 from myxtts.base.names import canonical_code
 
 # The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is
@@ -125,7 +123,7 @@ def _without_dots(text: str, language: str) -> str:
 @cache
 def _abbreviations(language: str) -> tuple[re.Pattern, dict[str, str], set[str]]:
     """Return what a dot may belong to, its kinds by name, and the words that begin sentences."""
-    table = yaml.safe_load(Path(__file__).with_name("abbreviations.yaml").read_text("utf-8"))
+    table = table_beside(__file__, "abbreviations.yaml")
     ordinal = _ORDINAL if language in ("", *table.pop("ordinals").split()) else ""
     sections = [table[language]] if language in table else [*table.values()]
 

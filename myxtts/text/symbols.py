@@ -1,4 +1,4 @@
-"""Symbols of a model and their ids, and how many frames CTC needs for them. No TensorFlow."""
+"""Symbols of a model and their ids. No TensorFlow."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,12 +55,3 @@ class SymbolTable:
 def subsampled_length(frames, subsampling: int):
     """Return how many of `frames` remain if one of each `subsampling` is kept."""
     return (frames + subsampling - 1) // subsampling
-
-
-def frames_needed(labels: np.ndarray) -> int:
-    """Return the fewest frames for labels [U]: one each, and a blank between two equal ones.
-
-    With fewer frames the loss is infinite, and a single step on it destroys the weights.
-    """
-    labels = np.asarray(labels)
-    return len(labels) + int(np.count_nonzero(labels[1:] == labels[:-1]))

@@ -62,18 +62,16 @@ def words_of_symbols(symbols: Sequence[str]) -> list[Word]:
     return words
 
 
-# Each word is read alone, and the readings are joined. The edits between them and the symbols of
-# the whole text tell where the beginning of each word went. The phonemes up to the next beginning
-# are the word's; a word that keeps none is joined to its neighbour.
+# Each word is read alone, and the readings are joined. In a sentence words sound otherwise, share
+# their spaces, and numbers are read with their neighbours. So the fewest edits between the readings
+# and the symbols of the whole text tell where the beginning of each word went. The phonemes up to
+# the next beginning are the word's; a word that keeps none is joined to its neighbour.
 def words_of_text(
     text: str, language: str, frontend: TextFrontend, symbols: Sequence[str]
 ) -> list[Word]:
     """Return the words of a text as they are written, with the phonemes that each became.
 
-    Each word is read alone, and the readings are aligned with the symbols of the whole text by the
-    fewest edits: in a sentence words sound otherwise, share their spaces, and numbers are read with
-    their neighbours. Words without a phoneme of their own are joined to the one before. `symbols`
-    may lack those that a voice does not have.
+    `symbols` may lack those that a voice does not have.
     """
     names = _WORD.findall(text)
     alone: list[str] = []

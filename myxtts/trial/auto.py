@@ -156,12 +156,7 @@ def faster(best: Sequence[Estimate], time_batches: Measure[float], config: Confi
 def measure_gpus(
     measure: Measure[StageProfile], config: Config, gpus: int
 ) -> tuple[StageProfile, Speeds]:
-    """Measure the stages on each GPU, and log their means; return the profile of the first ones,
-    with the longest all-reduce, and the speeds of all relative to it.
-
-    Each GPU makes batches once, and trains once on the batches of the GPU before it, if its memory
-    is enough for a step. Simulated GPUs share one CPU, so they are equal.
-    """
+    """Return a profile, with the longest all-reduce, and the speeds of all GPUs relative to it."""
 
     def measured(data: int, model: int) -> StageProfile:
         line = "placement auto measuring %d steps: GPU %d makes the batches, GPU %d trains"
@@ -196,9 +191,7 @@ def measure_gpus(
 
 
 def recorded_placement(config: Config, gpus: int) -> dict[str, Any] | None:
-    """Return the GPUs of a run that resumes, if they are here; another placement may have steps of
-    another size.
-    """
+    """Return the GPUs of a run that resumes, if they are here: others change the size of a step."""
     if not config.run.resume:
         return None
     resumed = TrainedRun.newest(config.run.folder)
@@ -222,15 +215,13 @@ def with_placement(config: Config, **settings: Any) -> Config:
 
 
 def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> list[Estimate]:
-    """Return the bound of each placement that can train with these settings, the fastest first, on
-    GPUs with these speeds relative to the profile.
-    """
-    data, accumulation = config.data, config.training.gradient_accumulation
-    mean_s = profile.times.per_reader(data.num_workers).mean_s()
+    """Return the bounds of placements that can train with the settings, the fastest first."""
+    workers, accumulation = config.data.num_workers, config.training.gradient_accumulation
+    mean_s = profile.times.mean_s(workers)
     # A batch of the bound is a microbatch.
-    workers, reduce_s = data.num_workers, profile.all_reduce_s / accumulation
+    reduce_s = profile.all_reduce_s / accumulation
     found = candidates.candidate_placements(
-        speeds, mean_s, data.batch_size, workers, reduce_s, config.placement.observer
+        speeds, mean_s, profile.batch_rows, workers, reduce_s, config.placement.observer
     )
     # XLA compiles the step of one device.
     if config.training.compile == "xla":
@@ -241,9 +232,7 @@ def rank_placements(profile: StageProfile, speeds: Speeds, config: Config) -> li
 
 
 def observe_per_step_s(profile: StageProfile, config: Config) -> float:
-    """Return the seconds in each step of validation, from producing and a share of the step,
-    samples and evaluation.
-    """
+    """Return the seconds that validation, samples and evaluation take of each step."""
     mean_s = profile.times.mean_s()
     run = config.run
     validation_s = profile.held_out_batches * (mean_s["produce"] + FORWARD * mean_s["step"])
@@ -257,7 +246,7 @@ def observe_per_step_s(profile: StageProfile, config: Config) -> float:
 
 def format_means(profile: StageProfile, config: Config) -> str:
     """Return the measured means, under the letters of the table."""
-    mean_s = profile.times.per_reader(config.data.num_workers).mean_s()
+    mean_s = profile.times.mean_s(config.data.num_workers)
     by_letter = {letter: mean_s[stage] for stage, letter in LETTERS.items()}
     by_letter["A"] = profile.all_reduce_s / config.training.gradient_accumulation
     by_letter["V"] = observe_per_step_s(profile, config)
@@ -272,8 +261,7 @@ def format_means(profile: StageProfile, config: Config) -> str:
 def in_subprocess(measure: Measure[Measured], config: Config) -> Measured:
     """Call `measure` in another process, so that this one configures no device and takes no memory.
 
-    Raises what `measure` raises (UserError, OSError, MemoryError), or TrainingError if the process
-    died.
+    Raises UserError, OSError or MemoryError as `measure` does; TrainingError if it died.
     """
     # TensorFlow does not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -325,10 +313,7 @@ def _send_result(sender: Connection, measure: Measure, config: Config, parent: i
 
 
 def train_placed(config: Config, more: Iterable["Hook"] = ()) -> int:
-    """Train, with `more` hooks, in the placement that is the fastest if the settings leave it open.
-
-    Returns the exit code.
-    """
+    """Train in the fastest placement, if the settings leave it open; return the exit code."""
     # Imported here, because TensorFlow takes seconds.
     from myxtts.run.page import train
 

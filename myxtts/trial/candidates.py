@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from myxtts.config.schema import ObserverPlace, PlacementConfig
 from myxtts.devicefeed.routes import Placement
 from myxtts.placement.bound import Speeds, Work, analytic_bound, parts_of, ring_all_reduce_s
 from myxtts.placement.settings import named_data_gpus, plan_routes
+from myxtts.report.assess import flags_of
 
 # Bounds within this fraction of each other count as equal; the simpler placement wins.
 TIE_TOLERANCE = 0.02
@@ -24,9 +25,7 @@ MAX_PERMUTED = 5
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement, the settings that `plan_routes` makes it from, the speeds of the
-    GPUs, and the rows of each replica in a step.
-    """
+    """A placement, the settings it is made from, the speeds of the GPUs, and rows by replica."""
 
     settings: PlacementConfig
     placement: Placement
@@ -59,9 +58,7 @@ class Candidate:
     def bound(
         self, mean_s: Mapping[str, float], workers: int, all_reduce_s: float, observe_s: float = 0.0
     ) -> "Estimate":
-        """Return the formula and the value of `analytic_bound`; `all_reduce_s` is the time of two
-        replicas.
-        """
+        """Return the placement's `analytic_bound`; `all_reduce_s` is the time of two replicas."""
         placed, reduce_s = self.placement, ring_all_reduce_s(all_reduce_s, self.replicas)
         formula, batch_s = analytic_bound(
             placed.routes, mean_s, workers, reduce_s, observe_s, placed.observer, self.work
@@ -84,21 +81,16 @@ class Candidate:
     @property
     def flags(self) -> str:
         """Flags of `myxtts train` that select this placement."""
-        words = []
-        for role, gpus in (
-            ("data", named_data_gpus(self.settings)),
-            ("model", self.settings.model_gpus),
-        ):
-            if gpus:
-                flag = f"--{role}-gpu"
-                if len(gpus) > 1 or not named_data_gpus(self.settings):
-                    flag += "s"
-                words += [flag, *map(str, gpus)]
-        if self.settings.data_shares:
-            words += ["--data-shares", *(f"{share:g}" for share in self.settings.data_shares)]
-        if self.shares:
-            words += ["--batch-shares", *map(str, self.shares)]
-        return "none" if words == ["--model-gpus", "0"] else " ".join(words)
+        data, settings = named_data_gpus(self.settings), self.settings
+        chosen: dict[str, Any] = {}
+        for role, gpus in (("data_gpu", data), ("model_gpu", settings.model_gpus)):
+            if len(gpus) > 1 or not data:
+                role += "s"
+            chosen[role] = gpus
+        chosen["data_shares"] = [f"{share:g}" for share in settings.data_shares]
+        chosen["batch_shares"] = self.shares
+        flags = flags_of({name: values for name, values in chosen.items() if values})
+        return "none" if flags == "--model-gpus 0" else flags
 
 
 def _if_unequal(shares: tuple) -> tuple:

@@ -14,9 +14,7 @@ PERIOD_S, READINGS_PER_S = 0.2, 5
 
 
 class GpuUsage:
-    """Reads GPUs, by their indices in TensorFlow, in a thread while a scope lasts; a further scope
-    adds to the readings. `reason` is why there are none, or "".
-    """
+    """Reads GPUs, by TensorFlow's indices, while scopes last; `reason` tells why it cannot."""
 
     def __init__(self, gpus: Sequence[int]):
         self._gpus = gpus

@@ -8,10 +8,12 @@ audio per second; fractions are from 0 to 1.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from myxtts.base.clock import Interval
 from myxtts.config.schema import Config, DataConfig
 from myxtts.devicefeed.routes import Placement, Route
 from myxtts.devicefeed.times import Span
@@ -34,16 +36,12 @@ class Measurement:
     """Measurements of one sequence of batches.
 
     Attributes:
-        work: float [batches], seconds of audio in each.
-        padded_work: float [batches], the same with padding.
-        isolated: times of each stage in isolation; `read_s` is the time between two batches from
-            all workers together.
+        work, padded_work: float [batches], seconds of audio in each, without and with padding.
+        isolated: as `StageProfile.times`.
         untraced_s: duration of each untraced run.
         devices: GPUs, real or simulated, that a placement may use.
-        can_replicate: see `Assessment`.
-        all_reduce_s: of a step's gradients between two replicas; None where it was not measured.
-        produce_without_teacher_s: float [batches], to produce each batch without the teacher's
-            network; None without one.
+        can_replicate, all_reduce_s: see `Assessment`.
+        produce_without_teacher_s: float [batches]; None where no teacher makes features.
     """
 
     work: np.ndarray
@@ -86,13 +84,9 @@ class Measurement:
         return float(np.ptp(self.untraced_s) / self.duration_s)
 
     @property
-    def traced_s(self) -> float:
-        return sum(run.total.busy_s for run in self.traced)
-
-    @property
-    def wait_fraction(self) -> float:
-        """Fraction of the time in which the model device has no batch."""
-        return sum(run.total.wait_s for run in self.traced) / self.traced_s
+    def total(self) -> Interval:
+        """Times of all traced runs."""
+        return sum((run.total for run in self.traced), Interval())
 
     @property
     def step_s(self) -> np.ndarray:
@@ -101,11 +95,7 @@ class Measurement:
 
 
 class Row:
-    """A line of the report, and the figures in JSON that it shows.
-
-    Args:
-        template: text with the names of figures; empty if only programs get them.
-    """
+    """A line of the report, and the figures in JSON that its template shows; "" shows none."""
 
     def __init__(self, label: str, template: str, **figures: Any):
         self.text = template.format(**figures)
@@ -114,9 +104,7 @@ class Row:
 
 
 def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
-    """Measure `steps` steps of a run with these settings, which leaves no files; return the report,
-    and the spans of the last traced run. Raises UserError as `open_run`.
-    """
+    """Measure so many steps of a run; return the report, and the spans of the last traced run."""
     with measure.open_run(config) as run:
         measurement, device_rows = measure_run(run, steps)
     title = Row(
@@ -133,9 +121,7 @@ def profile(config: Config, steps: int) -> tuple[list[Row], Sequence[Span]]:
 # by turns: untraced, whose duration counts, and traced, whose spans show who waited for whom. The
 # all-reduce is last, because it needs a strategy of its own.
 def measure_run(run: measure.ProfiledRun, steps: int) -> tuple[Measurement, list[Row]]:
-    """Measure each stage in isolation, all stages together in untraced and traced runs, and the use
-    of the devices.
-    """
+    """Measure the stages alone and all together, and the use of the devices."""
     setup = run.setup
     pipeline = setup.training_pipeline(synchronize=setup.between_devices)
     window = measure.measurement_window(pipeline, steps)
@@ -202,9 +188,7 @@ def analyze(measurement: Measurement, data: DataConfig) -> list[Row]:
 
 
 def _stage_rows(measurement: Measurement) -> Iterator[Row]:
-    """Yield the stages in isolation: their rates on all devices that have them, and their times on
-    one device.
-    """
+    """Yield the stages in isolation: the rates of all their devices, and the times of one."""
     stages = {}
     rows = []
     for stage in STAGES:
@@ -230,9 +214,7 @@ def _stage_rows(measurement: Measurement) -> Iterator[Row]:
 
 
 def _rate_rows(measurement: Measurement, assessment: assess.Assessment) -> Iterator[Row]:
-    """Yield the rates of all stages together, how busy the devices are, and the steps of other
-    placements.
-    """
+    """Yield the rates of all stages together, and the steps of other placements."""
     work = float(measurement.work.sum())
     slowest_s = max(measurement.shared_s.values())
     ceiling = "{ceiling:.1f} audio s/s, the slowest of reading, produce, transfer and step"
@@ -251,7 +233,7 @@ def _rate_rows(measurement: Measurement, assessment: assess.Assessment) -> Itera
 
 def _step_rows(measurement: Measurement) -> Iterator[Row]:
     """Yield the times of steps, waits and tracing in the traced runs."""
-    step_s = measurement.step_s
+    step_s, total = measurement.step_s, measurement.total
     mean_s = float(step_s.mean())
     p50_s, p95_s = map(float, np.percentile(step_s, [50, 95]))
     text = f"{1e3 * mean_s:.1f} ms, p50 {1e3 * p50_s:.1f}, p95 {1e3 * p95_s:.1f}"
@@ -267,14 +249,12 @@ def _step_rows(measurement: Measurement) -> Iterator[Row]:
         "waits",
         "model without a batch {wait_fraction:.1%} of the time, producer blocked on a full feed"
         " {blocked_fraction:.1%}",
-        wait_fraction=measurement.wait_fraction,
-        blocked_fraction=sum(run.total.blocked_s for run in measurement.traced)
-        / measurement.traced_s,
+        wait_fraction=total.wait_share,
+        blocked_fraction=total.blocked_s / total.busy_s,
     )
     padding = 1.0 - float(measurement.work.sum()) / float(measurement.padded_work.sum())
     yield Row("padding", "{padding:.1%} of the samples in batches", padding=padding)
-    traced_s = measurement.traced_s / len(measurement.traced)
-    overhead = traced_s / measurement.duration_s - 1.0
+    overhead = total.busy_s / len(measurement.traced) / measurement.duration_s - 1.0
     yield Row("tracing", "{tracing_overhead:.1%} overhead", tracing_overhead=overhead)
 
 
@@ -307,14 +287,13 @@ def assess_profile(measurement: Measurement) -> assess.Assessment:
     steps = len(measurement.traced[0].step_s)
     data_busy = None
     if measurement.route.is_between_devices:
-        produce_s = 0.0
-        for run in measurement.traced:
-            produce_s += sum(s.end_s - s.start_s for s in run.spans if s.kind == "produce")
-        data_busy = min(produce_s / (measurement.traced_s * measurement.producers), 1.0)
+        spans = chain.from_iterable(run.spans for run in measurement.traced)
+        produce_s = sum(span.end_s - span.start_s for span in spans if span.kind == "produce")
+        data_busy = min(produce_s / (measurement.total.busy_s * measurement.producers), 1.0)
     return assess.Assessment(
         interval_s=measurement.duration_s / steps,
         mean_s={stage: float(measurement.isolated[stage].sum()) / steps for stage in STAGES},
-        model_busy=1.0 - measurement.wait_fraction,
+        model_busy=1.0 - measurement.total.wait_share,
         data_busy=data_busy,
         step_variation=coefficient_of_variation(measurement.step_s),
         all_reduce_s=measurement.all_reduce_s,
@@ -342,7 +321,7 @@ def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation
     Deeper queues are among them where stages vary; their gain is the gap from the run to its bound.
     """
     route, single = measurement.route, not measurement.route.is_between_devices
-    mean_s = measurement.isolated.per_reader(data.num_workers).mean_s()
+    mean_s = measurement.isolated.mean_s(data.num_workers)
     present_s = analytic_bound([route], mean_s, data.num_workers)[1]
     min_gain = max(measurement.noise, MIN_GAIN)
     recommendations = []
@@ -368,9 +347,7 @@ def recommend(measurement: Measurement, data: DataConfig) -> list[Recommendation
 
 
 def chrome_trace(spans: Sequence[Span], name: str) -> dict[str, Any]:
-    """Return the spans of the stages as complete events in the Trace Event Format (Google, JSON
-    object form), with times in µs, in rows whose events do not overlap.
-    """
+    """Return spans as complete events of Google's Trace Event Format (JSON object form), in µs."""
     process = {"pid": 0, "tid": 0}
     events: list[dict[str, Any]] = [
         {"ph": "M", **process, "name": "process_name", "args": {"name": name}}
@@ -390,9 +367,7 @@ def chrome_trace(spans: Sequence[Span], name: str) -> dict[str, Any]:
 
 
 def timeline_rows(spans: Sequence[Span]) -> dict[str, list[Span]]:
-    """Return spans by row, in the order of STAGES; a stage whose batches overlap, such as reading,
-    has several rows.
-    """
+    """Return spans by row, in the order of STAGES; overlapping batches have several rows."""
     rows: dict[str, list[Span]] = {}
     for stage in STAGES:
         stage_rows: list[list[Span]] = []

@@ -1,17 +1,17 @@
 """What was measured of the stages of a run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from myxtts.config.schema import DataConfig
 from myxtts.placement.bound import STAGES
 
 
 @dataclass(frozen=True, eq=False)
 class StageTimes:
-    """Seconds that each batch takes in each stage, float64 [batches] each; `times["read"]` is
-    `times.read_s`.
+    """Seconds of each batch in each stage, float64 [batches]; `times["read"]` is `times.read_s`.
 
     Attributes:
         read_s: reading, decoding and uploading to the data device.
@@ -31,32 +31,27 @@ class StageTimes:
     def __getitem__(self, stage: str) -> np.ndarray:
         return getattr(self, f"{stage}_s")
 
-    def mean_s(self) -> dict[str, float]:
-        return {stage: float(self[stage].mean()) for stage in STAGES}
-
-    def per_reader(self, num_workers: int) -> "StageTimes":
-        """Return the times with the mean that one of `num_workers` readers takes for a batch, from
-        the times between two batches of all readers together, which arrive in bursts.
-        """
-        mean_s = num_workers * float(self.read_s.mean())
-        return replace(self, read_s=np.full_like(self.read_s, mean_s))
+    def mean_s(self, readers: int = 1) -> dict[str, float]:
+        """Return the means by stage, and to read what one of so many readers takes for a batch."""
+        mean_s = {stage: float(self[stage].mean()) for stage in STAGES}
+        return mean_s | {"read": readers * mean_s["read"]}
 
 
 class StageProfile(NamedTuple):
     """Measured stage times of one replica, enough to rank placements of several.
 
     Attributes:
-        times: of each stage in isolation; `read_s` is the time between two batches from all workers
-            together.
+        times: of each stage in isolation; `read_s` is the time between two batches of all workers.
         all_reduce_s: of a step's gradients between two replicas.
+        batch_rows: of the largest batch; --batch-size does not say it where --batch-seconds rules.
         held_out_batches: of a validation.
-        samples_s: of a set of samples; 0 if the run writes none.
-        evaluation_s: of an evaluation; 0 if the run has none.
+        samples_s, evaluation_s: of a set of samples and an evaluation; 0 if the run has none.
         fixed: fraction of a step that does not depend on its rows.
     """
 
     times: StageTimes
     all_reduce_s: float
+    batch_rows: int = DataConfig().batch_size
     held_out_batches: int = 0
     samples_s: float = 0.0
     evaluation_s: float = 0.0

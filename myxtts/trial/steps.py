@@ -76,10 +76,7 @@ class ProfiledRun:
 
 @contextmanager
 def open_run(config: Config, max_replicas: int = 1) -> Iterator[ProfiledRun]:
-    """Set up a run with these settings, in a run folder that is removed afterwards.
-
-    Raises UserError if the run could not start, or its steps do not fit into memory.
-    """
+    """Set up a run in a folder that is removed afterwards; raise UserError if it cannot start."""
     with tempfile.TemporaryDirectory(prefix="myxtts-profile-") as name:
         config = with_values(turned_off(config, OFF_IN_TRIAL), {"observer": "model"})
         with training_setup.open_run(resolve_start(config, RunFolder(Path(name)))) as opened:
@@ -96,14 +93,11 @@ def open_run(config: Config, max_replicas: int = 1) -> Iterator[ProfiledRun]:
 
 @dataclass(frozen=True)
 class MeasurementWindow:
-    """The batches of a measurement, from the beginning of the plan; the first WARM_UP steps are not
-    measured.
+    """The batches of a measurement, from the beginning of the plan, with the warm-up.
 
     Attributes:
-        step: int [batches], number of each batch's step.
-        bucket: int [batches].
-        audio_s, padded_s: float [batches], seconds of speech in each batch, without and with
-            padding.
+        step, bucket: int [batches], number of the step of each batch, and its bucket.
+        audio_s, padded_s: float [batches], seconds of speech in each, without and with padding.
     """
 
     step: np.ndarray
@@ -139,9 +133,7 @@ def measurement_window(pipeline: Pipeline, steps: int) -> MeasurementWindow:
 # an evaluation, and the all-reduce if there are two devices. It runs in a process of its own, so it
 # leaves nothing configured behind.
 def measure_stage_times(config: Config, steps: int) -> StageProfile:
-    """Measure the stages of one replica on `steps` steps, a set of samples, an evaluation, and an
-    all-reduce; raises UserError as `open_run`.
-    """
+    """Measure the stages of one replica on so many steps; raises UserError as `open_run`."""
     with open_run(config) as run:
         pipeline = run.setup.training_pipeline(synchronize=run.setup.between_devices)
         window = measurement_window(pipeline, steps)
@@ -151,13 +143,13 @@ def measure_stage_times(config: Config, steps: int) -> StageProfile:
         held_out_batches = held_out.plan.steps_per_epoch if held_out else 0
         samples_s, evaluation_s = time_observations(run.setup, config.run)
         all_reduce_s = measure_all_reduce(run) if run.setup.between_devices else 0.0
-        return StageProfile(times, all_reduce_s, held_out_batches, samples_s, evaluation_s, fixed)
+        rows = int(run.setup.corpora.training.plan.batch_sizes.max())
+        observing = held_out_batches, samples_s, evaluation_s
+        return StageProfile(times, all_reduce_s, rows, *observing, fixed)
 
 
 def time_batches(config: Config, steps: int) -> float:
-    """Return the seconds per batch of one replica, over `steps` steps of a run with all its stages
-    and replicas; raises UserError as `open_run`.
-    """
+    """Return the seconds per batch of one replica in a run with all its stages and replicas."""
     with open_run(config, max_replicas=sys.maxsize) as run:
         pipeline = run.setup.training_pipeline(synchronize=False)
         accumulation = config.training.gradient_accumulation
@@ -167,9 +159,7 @@ def time_batches(config: Config, steps: int) -> float:
 def measure_isolated(
     run: ProfiledRun, pipeline: Pipeline, window: MeasurementWindow
 ) -> tuple[StageTimes, SampleBatches]:
-    """Return the times of the measured batches, each stage in isolation, and sample features on the
-    data device.
-    """
+    """Return the times of the measured batches in each stage alone, and sample features."""
     read_s, waves = time_reading(pipeline, window)
     produce = produce_on(run.route.data, pipeline.producers[0].produce)
     produce_s, features = time_stage(window, waves, produce)
@@ -183,9 +173,7 @@ def measure_isolated(
 def measure_fixed(
     run: ProfiledRun, window: MeasurementWindow, features: SampleBatches, times: StageTimes
 ) -> float:
-    """Return the fraction of a step that does not depend on its rows, by steps with half of them,
-    rounded up.
-    """
+    """Return the fraction of a step that does not depend on its rows, by steps of half the rows."""
     fields = run.setup.state.model.BATCH_FIELDS
     of_rows = [name for name, field in fields.items() if field.dims[:1] == ("batch",)]
 
@@ -199,9 +187,7 @@ def measure_fixed(
 
 
 def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndarray, SampleBatches]:
-    """Return the seconds between batches on the data device, float [measured batches], and sample
-    batches.
-    """
+    """Return the seconds between batches, float [measured batches], and sample batches."""
     times_s: list[float] = []
     samples: SampleBatches = {}
     with closing(pipeline.producers[0].read(Pass())) as batches:
@@ -216,9 +202,7 @@ def time_reading(pipeline: Pipeline, window: MeasurementWindow) -> tuple[np.ndar
 def time_stage(
     window: MeasurementWindow, samples: SampleBatches, stage: Callable[[Batch], Batch]
 ) -> tuple[np.ndarray, SampleBatches]:
-    """Return the seconds of a stage for each measured batch, timed on samples of its bucket, and
-    the results.
-    """
+    """Return the seconds of each measured batch, timed on samples of its bucket, and results."""
     # The first call for each sample warms up.
     results = {bucket: [*map(stage, batches)] for bucket, batches in samples.items()}
     times_s = []
@@ -245,9 +229,7 @@ def produce_on(device: str, produce: ProduceFunction) -> Callable[[Batch], Batch
 def time_producing_without_teacher(
     pipeline: Pipeline, window: MeasurementWindow
 ) -> np.ndarray | None:
-    """Return the seconds to produce each measured batch without the teacher's network, float
-    [measured batches]; None if the run has no teacher.
-    """
+    """Return as `time_stage` what producing takes without the network of the teacher, if any."""
     producer = pipeline.producers[0]
     if producer.extractor.load_frozen is None:
         return None
@@ -290,9 +272,7 @@ def time_steps(
 
 
 def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> float:
-    """Take a step on features of its microbatches; return its seconds, until the device has
-    finished.
-    """
+    """Take a step on features of its microbatches; return its seconds on the device."""
     microbatches = [[transfer(step, batch)] for batch in features]
     rates = replace(setup.schedule, learning_rate=profile_learning_rate)
     started_s = time.perf_counter()
@@ -305,8 +285,7 @@ def time_step(setup: TrainingSetup, step: Step, features: Sequence[Batch]) -> fl
 
 
 def time_observations(setup: TrainingSetup, settings: RunConfig) -> tuple[float, float]:
-    """Return the seconds of a set of samples and of an evaluation, on the model device and the
-    host; 0 of what a run with these settings does not have.
+    """Return the seconds of a set of samples and of an evaluation; 0 of what is not due in a run.
 
     The second call of each is timed; the first one prepares pictures and functions.
     """
@@ -343,8 +322,7 @@ def _second_call_s(observe: Callable[[int], object]) -> float:
 
 
 def measure_all_reduce(run: ProfiledRun) -> float:
-    """Return the median seconds in which replicas on the two devices of a run reduce the gradients
-    of a step, as `Step` does.
+    """Return the median seconds in which the two devices of a run reduce the gradients of a step.
 
     Call it in a process without another strategy of several devices: TensorFlow would take both for
     parts of one all-reduce.
@@ -375,12 +353,9 @@ def time_all_reduce(strategy: tf.distribute.Strategy, size: int, repetitions: in
 
 
 class TracedRun(NamedTuple):
-    """A run of all stages together.
+    """A run of all stages together: the times of its steps by the clock, and all its spans.
 
-    Attributes:
-        total: the times of its steps, as the clock of the loop counts them.
-        step_s: float [steps], from the end of the previous step to the end of the step.
-        spans: of every stage and batch.
+    `step_s` is float [steps], from the end of the previous step to the end of the step.
     """
 
     total: Interval
@@ -429,11 +404,9 @@ def train_steps(
     steps: int,
     timeline: Timeline | None = None,
 ) -> Interval:
-    """Take steps in the training loop, without checkpoints; return the times of all but the first,
-    which the loop does not count.
+    """Take steps in the training loop, without checkpoints, and put their spans on the timeline.
 
-    Args:
-        timeline: gets the spans of all steps.
+    Returns the times of all but the first, which the loop does not count.
     """
     routes = setup.replicas.routes
     producers = set(chain.from_iterable(route.data_devices for route in routes))
@@ -446,8 +419,7 @@ def train_steps(
 def step_spans(spans: Sequence[Span]) -> list[Span]:
     """Return one span for each step, in their order.
 
-    What the main thread does after a step, up to its next wait, has a span of the same number; it
-    is left out.
+    What the main thread does after a step, up to its next wait, has its number, and is left out.
     """
     steps: dict[int, Span] = {}
     for span in spans:

@@ -38,7 +38,7 @@ def wait_until(is_true: Callable[[], object]) -> None:
 
 
 def producers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "myxtts-producer"]
+    return [thread for thread in threading.enumerate() if thread.name == "feed-producer"]
 
 
 class ObservedSource:

@@ -1,6 +1,8 @@
 """A feed of any dataset and function: order, devices, errors, times and its end."""
 
+import threading
 import unittest
+from itertools import islice
 
 from .devices import DATA, MODEL
 
@@ -74,8 +76,9 @@ class DeviceFeedTest(unittest.TestCase):
 
     def test_it_can_be_closed_while_it_is_full_and_has_times(self):
         with DeviceFeed(numbers(99).repeat(), double, DATA, MODEL, synchronize=True) as feed:
-            with self.assertRaises(ValueError):
-                feed.summary()
+            self.assertEqual(feed.summary(), "0 batches: too few for times")
+            with self.assertRaisesRegex(ValueError, "^0 batches were taken; four or more"):
+                _ = feed.times
             for _, batch in zip(range(9), feed, strict=False):
                 feed.running = batch["doubled"]
         self.assertEqual(producers(), [])
@@ -88,6 +91,65 @@ class DeviceFeedTest(unittest.TestCase):
             PlacementError, "number are made on .* none of them is a floating-point"
         ):
             DeviceFeed(numbers(), lambda values, number: {"number": number}, DATA, MODEL)
+
+    def test_what_is_no_flat_dictionary_of_dense_tensors_is_named(self):
+        unknown = tf.TensorSpec(None, tf.float32)
+        ragged = tf.RaggedTensorSpec([None], tf.float32)
+        for made, found in (
+            (lambda x: (x, x), r"found \(<tf.Tensor .*, <tf.Tensor .*\)\. Convert it"),
+            (lambda x: x, "found <tf.Tensor "),
+            (lambda x: None, "found None"),
+            (lambda x: {}, "found {}"),
+            (lambda x: {"a": x, "b": {"c": x}}, "found 'b': {'c'"),
+            (lambda x: {"a": x, "b": 1.0, "c": None}, "found 'b': 1.0, 'c': None"),
+            (lambda x: {"a": x, 7: x}, "found 7: <tf.Tensor "),
+            (lambda x: {"a": tf.RaggedTensor.from_tensor(x[None])}, "found 'a': tf.RaggedTensor"),
+            (lambda x: {"a": tf.sparse.from_dense(x)}, "found 'a': SparseTensor"),
+            (lambda x: {"a": tf.py_function(abs, [x], tf.float32)}, "found 'a': .*shape=<unknown>"),
+        ):
+            message = f"`produce` must return a flat dictionary of dense .* rank, but {found}"
+            with self.subTest(found), self.assertRaisesRegex(TypeError, message):
+                DeviceFeed(numbers().map(lambda x, number: x), made, DATA, MODEL)
+        for spec, found in ((unknown, "TensorSpec.shape=<unknown>"), (ragged, "RaggedTensorSpec")):
+            dataset = tf.data.Dataset.from_generator(tuple, output_signature=(unknown, spec))
+            message = f"dataset must have elements of dense .*'part_1': {found}.*`tf.ensure_shape`"
+            with self.subTest(found), self.assertRaisesRegex(TypeError, message):
+                DeviceFeed(dataset, double, DATA, MODEL)
+
+    def test_a_device_that_does_not_exist_is_named_with_those_that_do(self):
+        for devices in (("/CPU:7", MODEL), (DATA, "/CPU:7")):
+            message = f"^there is no device /CPU:7; give one of {DATA}, {MODEL}, "
+            with self.assertRaisesRegex(PlacementError, message):
+                DeviceFeed(numbers(), double, *devices)
+        names = (device.name for device in tf.config.list_logical_devices()[:2])
+        with DeviceFeed(numbers(), double, *names) as feed:
+            require_device(MODEL, within_timeout(lambda: next(feed)).items())
+
+    def test_outside_of_with_it_raises_an_error_instead_of_waiting_for_ever(self):
+        feed = DeviceFeed(numbers(), double, DATA, MODEL)
+        with self.assertRaisesRegex(RuntimeError, "use it inside `with`"):
+            within_timeout(lambda: list(feed))
+
+    def test_a_pass_may_be_interrupted_but_a_second_one_raises_an_error(self):
+        over = "^this feed has ended, after 8 batches: repeat.. the dataset, or make a feed for"
+        with DeviceFeed(numbers(), double, DATA, MODEL) as feed:
+            passes = [within_timeout(lambda n=n: [*islice(feed, n)]) for n in (3, 5)]
+            self.assertEqual([len(batches) for batches in passes], [3, 5])
+            self.assertEqual(within_timeout(lambda: list(feed)), [])
+            for _ in range(2):
+                self.assertIsNone(next(feed, None))
+                with self.assertRaisesRegex(RuntimeError, over):
+                    list(feed)
+        with self.assertRaisesRegex(RuntimeError, over):
+            list(feed)
+
+    def test_closing_leaves_no_thread(self):
+        before = threading.enumerate()
+        with DeviceFeed(numbers(), double, DATA, MODEL) as feed:
+            within_timeout(lambda: next(feed))
+            names = {thread.name for thread in threading.enumerate()}
+            self.assertIn("feed-hand-over_0", names)
+        self.assertEqual(threading.enumerate(), before)
 
     def test_the_law_of_the_gain(self):
         self.assertEqual(gain(1.0, 1.0), 2.0)

@@ -94,7 +94,7 @@ class FeedTest(unittest.TestCase):
             source = ObservedSource(4)
             with Feed(source, 2) as feed:
                 self.assertEqual(list(islice(feed, items)), list(range(items)))
-            self.assertEqual(source.closed_in, "myxtts-producer")
+            self.assertEqual(source.closed_in, "feed-producer")
 
     def test_a_consumer_that_waits_heeds_a_stop(self):
         asked, may_end = threading.Event(), threading.Event()
@@ -111,6 +111,12 @@ class FeedTest(unittest.TestCase):
             with self.assertRaises(StopArrived):
                 next(feed)
             may_end.set()
+
+    def test_a_feed_without_its_thread_raises_an_error(self):
+        for use in (next, list):
+            feed = Feed(ObservedSource(), 1)
+            with self.assertRaisesRegex(RuntimeError, "^no thread fills this feed: .* `with`$"):
+                within_timeout(lambda feed=feed, use=use: use(feed))
 
     def test_closing_waits_for_the_item_in_production(self):
         begun, may_end, closed = threading.Event(), threading.Event(), threading.Event()

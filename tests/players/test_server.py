@@ -53,7 +53,7 @@ class ServerTest(unittest.TestCase):
         cls.speaker, model = exported_voice()
         with socket.create_server(("127.0.0.1", 0)) as free:
             cls.wyoming_port = free.getsockname()[1]
-        command = [sys.executable, "-m", "myxtts", "serve", "--model", str(model.parent)]
+        command = [sys.executable, "-m", "myxtts", "serve", "--voice", str(model.parent)]
         command += ["--port", "0", "--wyoming-port", str(cls.wyoming_port)]
         started_s = time.perf_counter()
         cls.server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

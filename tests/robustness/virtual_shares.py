@@ -235,7 +235,7 @@ def rank(config, profiles: dict, speeds: tuple[float, ...]):
         profile, relative = auto.measure_gpus(None, config, len(speeds))
     ranked = auto.rank_placements(profile, relative, config)
     data = config.data
-    mean_s = profile.times.per_reader(data.num_workers).mean_s()
+    mean_s = profile.times.mean_s(data.num_workers)
 
     def equal(prediction):
         rows = (data.batch_size,) * prediction.candidate.replicas

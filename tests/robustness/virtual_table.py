@@ -138,10 +138,9 @@ ROWS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
-    parser.add_argument(
-        "--folder", type=Path, help="keep what the programs write, and run none twice"
-    )
+    add = parser.add_argument
+    add("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    add("--folder", type=Path, help="keep what the programs write, and run none twice")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

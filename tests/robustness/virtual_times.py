@@ -167,7 +167,7 @@ def measure(
     rows = run.setup.corpora.training.plan.batch_sizes.sum(axis=0).tolist()
     candidate = planner.Candidate(config.placement, run.placement, Speeds(*relative), tuple(rows))
     workers = config.data.num_workers
-    mean_s = found.times.per_reader(workers).mean_s()
+    mean_s = found.times.mean_s(workers)
     predicted_s = candidate.bound(mean_s, workers, found.all_reduce_s).batch_s
     figures = " | ".join(f"{seconds:.3f}" for seconds in (*times_s, found.all_reduce_s, step_s))
     of_planner = f"{replicas * predicted_s / step_s - 1:+.1%}"

@@ -106,6 +106,21 @@ class VirtualGpuTest(unittest.TestCase):
             for _ in range(20):
                 np.testing.assert_allclose(gradient(tf.constant(x)).numpy(), expected, rtol=1e-4)
 
+    def test_a_constant_waits_for_what_still_uses_its_memory(self):
+        """Without the wait, ten of ten were NaN, or 14 if freed memory is not filled."""
+        with tf.device("/GPU:0"):
+            x, matrix = tf.fill([], 7.0), tf.ones([1000, 1000])
+            for number in range(2, 5):
+                function = tf.function(lambda x, factor=float(number): x * factor)
+                function = function.get_concrete_function(x)
+                for _ in range(20):
+                    tf.matmul(matrix, matrix)
+                # Written behind the products; the host frees the memory at once.
+                for _ in range(40):
+                    x + x
+                # Makes the constant.
+                self.assertEqual(function(x).numpy(), 7.0 * number)
+
     def test_a_copy_to_another_gpu_has_the_values_of_the_moment(self):
         with tf.device("/GPU:0"):
             variable = tf.Variable(tf.zeros([1000]))

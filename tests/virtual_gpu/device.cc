@@ -350,6 +350,12 @@ void Copy(Handle, SP_Stream handle, To to, From from, uint64_t size, TF_Status*)
   Chaos();
   ++Counter("copies", direction);
   Trace("issued", stream, "copy", direction, size);
+  // As with CUDA. On the devices of plug-ins, TensorFlow copies the constants of a function at once,
+  // into memory that kernels which were launched before may still use: it was freed by the host
+  // (MaybeCopyTensorToPluggableDevice in pluggable_device.cc; that of gpu_device.cc waits).
+  if (IsDeviceMemory(target) && !IsDeviceMemory(source)) {
+    stream->WaitFor(stream->device->compute->Record());
+  }
   stream->Add(CopyUs(size), [=] {
     Move(target, source, size);
     Trace("done", stream, "copy", direction, size);
@@ -404,6 +410,7 @@ void SetStreams(SP_StreamExecutor* executor) {
     std::lock_guard<std::mutex> lock(device->mutex);
     auto* created = new Stream(device, device->stream_count++);
     device->streams.insert(created);
+    if (created->number == 0) device->compute = created;
     *stream = reinterpret_cast<SP_Stream>(created);
   };
   executor->destroy_stream = [](Handle device, SP_Stream stream) {

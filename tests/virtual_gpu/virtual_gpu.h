@@ -78,6 +78,7 @@ struct Device {
   int64_t used_bytes = 0;
   std::set<Stream*> streams;
   int stream_count = 0;
+  Stream* compute = nullptr;  // the first one
 };
 
 // A thread that does work in the order in which it was added.

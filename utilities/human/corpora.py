@@ -32,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from myxtts.audio.audio_file import read_header
+from myxtts.audio.sound_header import read_header
 from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
 

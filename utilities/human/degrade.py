@@ -24,7 +24,7 @@ import soundfile
 import soxr
 
 from myxtts.audio.audio_file import read_wave
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.console import report_errors
 from myxtts.config.schema import AugmentationConfig
 from utilities.human.corpora import read_tables, write_tables
@@ -55,7 +55,7 @@ def main() -> int:
         if not (options.out / path).exists():
             wave = degrade(read_wave(options.corpus / row["path"]), name)
             part = options.out / path.with_suffix(".part")
-            soundfile.write(part, wave, SAMPLE_RATE_HZ, format="FLAC")
+            soundfile.write(part, wave, sample_rate_hz(), format="FLAC")
             part.rename(options.out / path)
         row["path"] = str(path)
     write_tables(options.out, tables)
@@ -63,18 +63,18 @@ def main() -> int:
 
 
 def degrade(wave: np.ndarray, name: str) -> np.ndarray:
-    """Degrade a wave, float32 [samples] at SAMPLE_RATE_HZ, as its name decides; same length."""
+    """Degrade a wave, float32 [samples] at sample_rate_hz(), as its name decides; same length."""
     source = np.random.default_rng(zlib.crc32(name.encode()))
     # All are drawn, so that what happens to one does not change the others.
     shouted, echoed, with_music = source.random(3) < (SHOUTED, ECHOED, WITH_MUSIC)
     semitones, delay_s = source.uniform(*SHOUT_SEMITONES), source.uniform(*ECHO_S)
     music_db = source.uniform(*MUSIC_DB)
     if shouted:
-        wave = librosa.effects.pitch_shift(wave, sr=SAMPLE_RATE_HZ, n_steps=semitones)
+        wave = librosa.effects.pitch_shift(wave, sr=sample_rate_hz(), n_steps=semitones)
         wave = np.tanh(4 * wave / peak(wave))
     wave = augmented(wave, ROOM, source)
     if echoed:
-        wave = echo(wave, round(delay_s * SAMPLE_RATE_HZ))
+        wave = echo(wave, round(delay_s * sample_rate_hz()))
     if with_music:
         tune = music(source, len(wave))
         wave = wave + tune * level(wave) / level(tune) * 10 ** (-music_db / 20)
@@ -103,10 +103,10 @@ def echo(wave: np.ndarray, delay: int) -> np.ndarray:
 
 def music(source, samples: int) -> np.ndarray:
     """Make a melody of chords and a drum, float64 [samples]."""
-    beat = round(source.uniform(0.3, 0.6) * SAMPLE_RATE_HZ)
+    beat = round(source.uniform(0.3, 0.6) * sample_rate_hz())
     root_hz = source.uniform(100, 200)
-    time_s = np.arange(3 * beat // 2) / SAMPLE_RATE_HZ
-    decay, drum_decay = np.exp(-time_s * SAMPLE_RATE_HZ / beat), np.exp(-time_s / 0.01)
+    time_s = np.arange(3 * beat // 2) / sample_rate_hz()
+    decay, drum_decay = np.exp(-time_s * sample_rate_hz() / beat), np.exp(-time_s / 0.01)
     tune = np.zeros(samples + len(time_s))
     for start in range(0, samples, beat):
         degree, third = source.choice((0, 3, 4, 5, 7, 9)), source.choice((3, 4))
@@ -123,12 +123,12 @@ def music(source, samples: int) -> np.ndarray:
 def opus(wave: np.ndarray) -> np.ndarray:
     """Encode and decode a wave; same length."""
     file = io.BytesIO()
-    resampled = soxr.resample(wave, SAMPLE_RATE_HZ, OPUS_RATE_HZ)
+    resampled = soxr.resample(wave, sample_rate_hz(), OPUS_RATE_HZ)
     options = {"format": "OGG", "subtype": "OPUS", "compression_level": OPUS_LEVEL}
     soundfile.write(file, resampled, OPUS_RATE_HZ, **options)
     file.seek(0)
     decoded, rate_hz = soundfile.read(file, dtype="float32")
-    decoded = soxr.resample(decoded, rate_hz, SAMPLE_RATE_HZ)[: len(wave)]
+    decoded = soxr.resample(decoded, rate_hz, sample_rate_hz())[: len(wave)]
     return np.pad(decoded, (0, len(wave) - len(decoded)))
 
 

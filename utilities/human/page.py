@@ -32,8 +32,9 @@ import numpy as np
 import soundfile
 import soxr
 
-from myxtts.audio.audio_file import read_header, read_wave
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.audio_file import read_wave
+from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import read_header
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_whole
@@ -66,7 +67,7 @@ TEMPLATE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-
 
 
 class Sounds(NamedTuple):
-    """A sentence, and its waves by system, float32 [samples] at SAMPLE_RATE_HZ."""
+    """A sentence, and its waves by system, float32 [samples] at sample_rate_hz()."""
 
     row: Row
     waves: dict[str, np.ndarray]
@@ -182,7 +183,7 @@ def equally_loud(wave: np.ndarray) -> np.ndarray:
 
 def ogg(wave: np.ndarray) -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, wave, SAMPLE_RATE_HZ, format="OGG", subtype="VORBIS")
+    soundfile.write(file, wave, sample_rate_hz(), format="OGG", subtype="VORBIS")
     return file.getvalue()
 
 
@@ -219,7 +220,7 @@ def write_samples(folder: Path, sentences: list[Sounds]) -> None:
         lines += [f"\n{row['text']}\n"]
         for name in SAMPLED:
             file = folder / f"{number}-{name}.ogg"
-            wave = soxr.resample(waves[name], SAMPLE_RATE_HZ, SAMPLES_RATE_HZ)
+            wave = soxr.resample(waves[name], sample_rate_hz(), SAMPLES_RATE_HZ)
             soundfile.write(file, wave, SAMPLES_RATE_HZ, format="OGG", subtype="VORBIS")
             title, about = SYSTEMS[name]
             lines.append(f"- [{title}]({file.name}): {about}")

@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import scipy.signal
 
-from myxtts.audio.audio_file import read_header, read_wave, write_wav
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.audio_file import read_wave, write_wav
+from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import read_header
 from myxtts.base.console import report_errors
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_whole
@@ -174,7 +175,7 @@ def references(rows: Sequence[Row], folder: Path, speaker: str) -> dict[str, lis
     files: dict[str, list[Path]] = {}
     speech = np.concatenate([read_wave(row["path"]) for row in reference_rows(rows)])
     for name, (count, seconds) in REFERENCES.items():
-        size = round(seconds * SAMPLE_RATE_HZ)
+        size = round(seconds * sample_rate_hz())
         for noisy in (False, True):
             kind = f"{name} {'noisy' if noisy else 'clean'}"
             source = np.random.default_rng(zlib.crc32(f"{speaker} {kind}".encode()))
@@ -208,7 +209,7 @@ def sentences(rows: Sequence[Row], language: str) -> list[str]:
 
 
 def embedder():
-    """Return a function from waves at SAMPLE_RATE_HZ to vectors of norm 1 (Resemblyzer)."""
+    """Return a function from waves at sample_rate_hz() to vectors of norm 1 (Resemblyzer)."""
     try:
         from resemblyzer import VoiceEncoder, preprocess_wav
     except ModuleNotFoundError as error:
@@ -217,7 +218,7 @@ def embedder():
             " pip install resemblyzer"
         ) from error
     encoder = VoiceEncoder("cpu", verbose=False)
-    return lambda wave: encoder.embed_utterance(preprocess_wav(wave, SAMPLE_RATE_HZ))
+    return lambda wave: encoder.embed_utterance(preprocess_wav(wave, sample_rate_hz()))
 
 
 def centroid(rows: Sequence[Row], embed) -> np.ndarray:
@@ -264,8 +265,8 @@ def treble_table(spoken: Sequence[Spoken]) -> str:
 
 
 def treble_db(wave: np.ndarray) -> float:
-    """Return the level of TREBLE_HZ in a wave at SAMPLE_RATE_HZ relative to the band below."""
-    frequencies_hz, density = scipy.signal.welch(wave, SAMPLE_RATE_HZ, nperseg=1024)
+    """Return the level of TREBLE_HZ in a wave at sample_rate_hz() relative to the band below."""
+    frequencies_hz, density = scipy.signal.welch(wave, sample_rate_hz(), nperseg=1024)
     low, high = np.searchsorted(frequencies_hz, TREBLE_HZ)
     return 10 * np.log10(density[low:high].sum() / density[:low].sum())
 

@@ -15,10 +15,11 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from myxtts.audio.audio_file import WHOLE, read_header, read_wave, resampled_length
+from myxtts.audio.audio_file import WHOLE, read_wave, resampled_length
 from myxtts.audio.format import HOP_SAMPLES, frame_count, sample_rate_hz
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
+from myxtts.audio.sound_header import read_header
 from myxtts.base.files import make_folder, write_csv
 from myxtts.checkpoints.files import Record
 from myxtts.checkpoints.trained_run import TrainedRun

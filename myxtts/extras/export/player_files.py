@@ -19,7 +19,7 @@ from myxtts.audio.vocoder import NetworkVocoder, OnnxVocoder
 from myxtts.base.errors import ConfigError, DataError, check_packages
 from myxtts.base.files import write_json, write_whole
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
-from myxtts.corpus.build import read_manifest
+from myxtts.corpus.manifest import read_manifest
 from myxtts.extras.export import piper
 from myxtts.extras.export.litert_graph import KINDS, litert_models
 from myxtts.extras.export.onnx_graph import OPSET, onnx_graph

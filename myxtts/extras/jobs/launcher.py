@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from myxtts.base import processes
+from myxtts.base.console import detach_stdout
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import locked_file, make_folder, write_whole
 from myxtts.base.machine import usable_cores
 from myxtts.base.processes import ChildProcess, ProgramSpec, StopSignals
-from myxtts.base.terminal import detach_stdout
 from myxtts.checkpoints import files as checkpoint_files
 from myxtts.checkpoints.files import Checkpoint, latest, read_record, step_of
 from myxtts.checkpoints.run_folder import LOCK, RunFolder

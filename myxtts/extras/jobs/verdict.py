@@ -148,7 +148,7 @@ def make_evaluator(
     extractor = task.extractor(config, False)
     # A vocoder refines its teacher's mels.
     if extractor.features.keys() != network.BATCH_FIELDS.keys():
-        teacher = open_teacher(config, inputs[0])
+        teacher = open_teacher(config.teacher.teacher, inputs[0])
         load_teacher = teacher_loader(teacher, config, typical_sizes(corpus.plan))
         extractor = task.extractor(config, False, load_teacher)
     pipeline = held_out_pipeline(corpus, route, extractor, config, folder)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from myxtts.base.errors import ConfigError, check_packages
+from myxtts.base.errors import check_packages
 from myxtts.config import parser as flags
 from myxtts.config.parser import add_flag, bounded
 
@@ -15,12 +15,9 @@ PACKAGES = ("starlette", "uvicorn", "multipart", "wyoming")
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespace:
     parser = flags.CommandParser(prog, HELP, epilog="Stop it with Ctrl-C or SIGTERM.")
-    voice = parser.add_mutually_exclusive_group(required=True)
-    run = "folder of the run of a voice; while it trains, each new checkpoint is taken"
-    add_flag(voice, "--run", run, Path)
-    model = "folder of a voice that was exported with --format onnx; needs no TensorFlow"
-    add_flag(voice, "--model", model, Path)
-    group = parser.add_argument_group("run", "How a run speaks.")
+    flags.add_voice_flag(parser, required=True)
+    about = "How a run speaks. While it trains, each new checkpoint is taken."
+    group = parser.add_argument_group("run", about)
     flags.add_checkpoint_flag(group, "the newest")
     add_flag(group, "--language", "language of texts; required if the run has several")
     flags.add_vocoder_flag(group)
@@ -33,11 +30,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--port", "port for HTTP; 0 is a free one (default 8080)", port, default=8080)
     wyoming = "port for Wyoming (default 10200); 0 turns it off"
     add_flag(parser, "--wyoming-port", wyoming, port, default=10200)
-    options = parser.parse(argv)
-    for flag in group._group_actions:
-        if options.model and getattr(options, flag.dest):
-            raise ConfigError(f"{flag.option_strings[0]} is for --run. Leave it out.")
-    return options
+    return parser.parse(argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
@@ -45,17 +38,15 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     check_packages(prog, *PACKAGES)
     from myxtts.extras.serve.desk import Desk
     from myxtts.extras.serve.server import serve
-    from myxtts.speak.player import ExportedSpeaker, Speaker
+    from myxtts.tasks.tts.speakers import open_speaker
 
-    speaker: Speaker
-    if options.model:
-        speaker = ExportedSpeaker(options.model)
-    else:
-        from myxtts.tasks.tts.run_speaker import RunSpeaker
-
-        speaker = RunSpeaker(
-            options.run, options.references, options.language, options.vocoder, options.checkpoint
-        )
+    speaker = open_speaker(
+        options.voice,
+        language=options.language,
+        references=options.references,
+        vocoder=options.vocoder,
+        checkpoint=options.checkpoint,
+    )
     transcribe = None
     if options.recogniser:
         # Imports TensorFlow, which takes seconds.

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import soxr
 
-from myxtts.audio.audio_file import BlockwiseFile, wav_header
+from myxtts.audio.audio_file import BlockwiseFile
 from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import wav_header
 
 
 class Form(NamedTuple):

@@ -24,8 +24,9 @@ from wyoming.info import (
 )
 from wyoming.tts import Synthesize
 
-from myxtts.audio.audio_file import RATE_LIMITS_HZ, to_pcm
+from myxtts.audio.audio_file import to_pcm
 from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import RATE_LIMITS_HZ
 from myxtts.base.errors import DataError
 from myxtts.extras.serve.desk import (
     MAX_BODY_BYTES,

@@ -30,8 +30,9 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
-from myxtts.audio.audio_file import WHOLE, open_audio, open_sound, read_pcm
+from myxtts.audio.audio_file import WHOLE, read_pcm
 from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import open_audio, open_sound
 from myxtts.base.errors import DataError
 from myxtts.base.files import make_folder
 from myxtts.base.members import is_url, member_of, store_of

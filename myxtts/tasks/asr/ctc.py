@@ -26,17 +26,13 @@ def ctc_labels(tokens, token_count):
 
 # A batch comes in with a transcript for each row. On a CPU the kernel takes all of it. On a GPU,
 # rows that are too long for cuDNN enter the kernel without labels, as empty rows do, and their
-# losses are then overwritten by those of the recursion. Which rows these are is decided on the
-# host, where the counts lie, so that the GPU is not asked.
+# losses are then overwritten by those of the recursion. Only batches with such rows pay for it.
+# Which rows these are is decided on the host, where the counts lie, so that the GPU is not asked.
 def ctc_losses(logits, frames, labels, count):
     """Return the CTC loss of each row, float32 [B]; 0 for a row without labels.
 
-    TensorFlow's kernel for the device computes it, but on a GPU, where it is cuDNN's,
-    `ctc_losses_by_recursion` computes rows of more than CUDNN_MAX_LABELS labels. Only batches that
-    have such rows pay for it.
-
-    Logits float32 [B, T, V], frames int32 [B], at least `symbols.frames_needed`, labels int32 [B,
-    U], padded with the blank, and their counts int32 [B].
+    Logits float32 [B, T, V], frames int32 [B], at least `LengthRule.frames_needed`, labels int32
+    [B, U], padded with the blank, and their counts int32 [B].
     """
     if tf_internals.device_type_in_scope() != "GPU":
         return _losses_by_kernel(logits, frames, labels, count)
@@ -66,10 +62,9 @@ def _losses_by_kernel(logits, frames, labels, count):
     as long or more. Kernels differ in how they treat lengths of 0, so a row without labels is
     passed as one frame with one label, and its loss is then replaced by 0.
 
-    cuDNN leaves the gradient behind the end of a row as it was in memory, which TensorFlow does not
-    clear (tensorflow/tensorflow issue 41280): it can be NaN there while the loss is right.
-    `tf.where` stops it, because its gradient is a selection. A product with a mask does not stop
-    it: 0 * NaN is NaN.
+    cuDNN leaves the gradient behind the end of a row as it was in memory (tensorflow/tensorflow
+    issue 41280): it can be NaN there. `tf.where` stops it, because its gradient is a selection; a
+    product with a mask does not, since 0 * NaN is NaN.
     """
     padded = tf.shape(logits)[1]
     with on_host():
@@ -128,11 +123,8 @@ def _losses_of_paths(emissions, skips, is_end, real):
     The gradient is written out: that which TensorFlow derives of a loop copies 16 shapes to the
     host at each frame.
 
-    Args:
-        emissions: float32 [T, B, S], log-probability of the symbol of each state.
-        skips: bool [B, S], whether a path may come from two states before.
-        is_end: bool [B, S], whether a path may end here.
-        real: bool [T, B, 1], whether the frame belongs to the row.
+    Log-probability of the symbol of each state, float32 [T, B, S]; whether a path may come from two
+    states before, and whether it may end here, bool [B, S]; and real frames, bool [T, B, 1].
     """
     padding = tf.fill([tf.shape(skips)[0], 2], tf.cast(LOG_ZERO, emissions.dtype))
 

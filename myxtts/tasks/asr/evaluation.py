@@ -1,7 +1,4 @@
-"""Error rates of a recogniser: by language and speaker, in noise and in rooms.
-
-The noises and rooms are fixed, and of other kinds than those of training.
-"""
+"""Error rates of a recogniser: by language and speaker, in noise and in rooms."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +20,8 @@ from myxtts.tasks.evaluation.table import ScoreWeights, metrics_by_group
 from myxtts.text.error_rates import error_rates
 
 SEED = 20_20
-# None of them is a kind that training adds: a score must not be of noise that training showed.
+# Training adds none of these: it has stationary noise whose amplitude falls with frequency, by 6 dB
+# an octave at most, and babble. The rooms of training have tails that begin at once.
 KINDS = ("blue", "speech-shaped", "modulated", "hum")
 # Speech has about 4 syllables a second.
 MODULATION_HZ = 4.0
@@ -63,9 +61,8 @@ def add_noise(snr_db: float, wave: np.ndarray, index: int) -> np.ndarray:
 def noise(samples: int, index: int) -> np.ndarray:
     """Return the noise of an utterance, float64 [samples] of any level. KINDS take turns.
 
-    Training has stationary noise whose amplitude falls with frequency, by 6 dB an octave at most,
-    and babble. Here blue noise rises by 3 dB an octave; speech-shaped noise falls by 9 dB above 500
-    Hz; pink noise is modulated; and a hum has the harmonics of 70 to 200 Hz.
+    Blue noise rises by 3 dB an octave; speech-shaped noise falls by 9 dB above 500 Hz; pink noise
+    is modulated; and a hum has the harmonics of 70 to 200 Hz.
     """
     random = np.random.default_rng([SEED, index])
     kind = KINDS[index % len(KINDS)]
@@ -90,9 +87,8 @@ def noise(samples: int, index: int) -> np.ndarray:
 def room_response(rt60_s: float, index: int) -> np.ndarray:
     """Return the impulse response of an utterance's room, float64 [samples].
 
-    Training has tails of noise that begin at once. Here some single reflections come first, and the
-    tail, which begins after them, loses its high frequencies. Direct sound and reflections with
-    tail have equal energies.
+    Some single reflections come before the tail, which loses its high frequencies. Direct sound and
+    reflections with tail have equal energies.
     """
     random = np.random.default_rng([SEED + 1, index])
     samples = round(max(rt60_s, 2.0 * EARLY_S[1]) * sample_rate_hz())
@@ -184,7 +180,6 @@ def measure_error_rates(
     transcripts = []
     for row, hypothesis in zip(rows, hypotheses, strict=True):
         names = corpus.names_of(row)
-
         reference = transcriber.normalise_reference(manifest.texts[row], names["language"])
         transcripts.append(names | {"reference": reference, "hypothesis": hypothesis})
     distorted = {}

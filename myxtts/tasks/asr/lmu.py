@@ -60,10 +60,9 @@ def impulse_response(order: int, window: float) -> np.ndarray:
 
 
 class LegendreMemory(layers.Layer):
-    """A Legendre memory for each channel, without weights, in float32 under every policy.
+    """A Legendre memory of each channel, without weights, in float32 under every policy.
 
-    It has `order` coefficients for each channel, and represents the past `window` frames, or the
-    following ones if it is `backward`.
+    It represents the past `window` frames, or the following ones if it is `backward`.
     """
 
     def __init__(self, order: int, window: float, backward: bool = False, **kwargs):

@@ -42,12 +42,10 @@ WINDOW_FRAMES = 16
 
 
 class ASRModel(keras.Model):
-    """The CTC network.
+    """The CTC network, of `symbols` classes, including the blank, BLANK_ID.
 
-    Args:
-        symbols: number of output classes, including the blank, BLANK_ID.
-        encoder: a key of ENCODERS; those of one size have equal numbers of parameters within 5 %.
-        subsampling: a key of STRIDES.
+    `encoder` is a key of ENCODERS, which have equal numbers of parameters within 5 % in one size,
+    and `subsampling` one of STRIDES.
     """
 
     BATCH_FIELDS = ASR_FEATURES
@@ -84,13 +82,10 @@ class ASRModel(keras.Model):
     def call(self, batch, training=False):
         """Compute the loss of a batch of ASR_FEATURES, as a fraction of the whole step's loss.
 
-        Its sum over all batches and replicas of a step is the mean over that step's tokens. Nothing
-        is averaged over batches of different sizes. Empty rows and rows without labels add nothing.
-        On the CPU, a row of fewer frames than `symbols.frames_needed` is an InvalidArgumentError.
-
-        Returns:
-            Losses: `ctc`, float32 scalar, the negative log-likelihood of the labels over all paths.
-            Outputs: `logits` float32 [B, T', V]; `frames` int32 [B], their real frames.
+        Its sum over all batches and replicas of a step is the mean over that step's tokens. Empty
+        rows and rows without labels add nothing. On the CPU, a row of fewer frames than
+        `LengthRule.frames_needed` is an InvalidArgumentError. Outputs: `logits` float32 [B, T', V];
+        `frames` int32 [B], their real frames.
         """
         seed = batch["seed"] if training else None
         logits, frames = self.compute_logits(batch["mel"], batch["frames"], seed)
@@ -101,10 +96,7 @@ class ASRModel(keras.Model):
     # The convolutions shorten the mel, and `frames` with it. After them the mask is 1 on frames
     # that belong to the utterance, so that no block carries padding into them.
     def compute_logits(self, mel, frames, seed=None):
-        """Map log-mels [B, T, 80] and frames int32 [B] to logits [B, T', V] and their frames.
-
-        A seed turns on dropout.
-        """
+        """Map log-mels [B, T, 80] and frames int32 [B] to logits [B, T', V] and their frames."""
         x = normalised_mel(mel)
         for conv in self.convs:
             x = layers.strided_convolution(conv, x, frames)
@@ -198,8 +190,7 @@ ENCODERS: dict[str, type] = {"lmu": LMUBlock, "gru": GRUBlock}
 def gru_units(size: ASRSize) -> int:
     """Return the units U of a GRU block with as many parameters as an LMU block.
 
-    A GRU block has 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C of them, and an LMU block those of
-    norm, write, mix and out.
+    A GRU block has 2 C + 6 U (C + 1) + 6 U² + 2 U + (2 U + 1) C of them.
     """
     c = size.channels
     coefficients = 2 * size.memory * size.order

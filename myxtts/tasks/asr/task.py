@@ -18,7 +18,6 @@ from myxtts.tasks.asr import network as asr
 from myxtts.tasks.asr.ctc import decoded_texts, greedy_decode
 from myxtts.tasks.asr.features import asr_extractor
 from myxtts.tasks.asr.network import build_asr
-from myxtts.tasks.augmentation import spec_augment
 from myxtts.tasks.base import KEPT_ARRAYS, Metric, Sampler, Task, kept_bytes
 from myxtts.tasks.contract import ASR_FEATURES
 from myxtts.tasks.features import at_loudness
@@ -40,19 +39,9 @@ class ASRTask(Task):
     def extractor(
         self, config: Config, training: bool, load_teacher: LoadFrozen | None = None
     ) -> FeatureExtractor:
-        if not training:
-            return at_loudness(asr_extractor(), config.data.loudness)
-        settings = config.asr
-        mask: Callable | None = None
-        if settings.time_masks or settings.frequency_masks:
-            mask = partial(
-                spec_augment,
-                time_masks=settings.time_masks,
-                time_fraction=settings.time_mask_fraction,
-                frequency_masks=settings.frequency_masks,
-                frequency_bands=settings.frequency_mask_bands,
-            )
-        extractor = asr_extractor(mask, config.augmentation, settings.subsampling)
+        extractor = asr_extractor()
+        if training:
+            extractor = asr_extractor(config.asr, config.augmentation)
         return at_loudness(extractor, config.data.loudness)
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:

@@ -38,10 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class NetworkTranscriber:
-    """Speech recognition with the weights that a network has, an `ASR` on the device.
-
-        transcriber = NetworkTranscriber(run, record, network)
-        (text,) = transcriber.transcribe([wave])
+    """Speech recognition with the weights that a network on the device has; see `Transcriber`.
 
     The record of a checkpoint of its run has the front end and the vocabulary.
     """
@@ -80,9 +77,6 @@ class NetworkTranscriber:
     ) -> Iterator[str]:
         """Yield the text of each wave, float32 [samples] in [-1, 1], in the notation
         of the run (see `normalise_reference`).
-
-        About ten minutes of speech are in memory at a time. A wave is trimmed as in training; a
-        longer one than 20 s is split at quiet points, and the texts of its chunks are joined.
         """
         return (text for text, _ in self.transcribe_timed(waves, throttle))
 
@@ -132,10 +126,7 @@ class NetworkTranscriber:
     def _transcribe_chunks(
         self, chunks: Sequence[np.ndarray], throttle: Throttle
     ) -> list[tuple[str, list[str], np.ndarray]]:
-        """Return the text of each chunk, its symbols, and where they begin, float [N + 1].
-
-        The last time is the end of the last symbol; in seconds.
-        """
+        """Return the text of each chunk, its N symbols, and their edges in seconds, [N + 1]."""
         transcripts: dict[int, tuple[str, list[str], np.ndarray]] = {}
         for indices, padded in bucket_batches([len(chunk) for chunk in chunks]):
             throttle()
@@ -152,10 +143,7 @@ class NetworkTranscriber:
     def _decoded(
         self, outputs: tuple[tf.Tensor, tf.Tensor]
     ) -> Iterator[tuple[str, list[str], np.ndarray]]:
-        """Yield the items of `_transcribe_chunks` from the outputs of the compiled function.
-
-        These are logits and frames for a beam search, or else the results of `emissions`.
-        """
+        """Yield the items of `_transcribe_chunks` from the outputs of `_recognise`."""
         table = self.vocabulary.symbols
         if self._beam_width:
             ids, counts = beam_search_decode(outputs[0], outputs[1], self._beam_width)
@@ -173,9 +161,7 @@ class NetworkTranscriber:
 class Transcriber(NetworkTranscriber):
     """Speech recognition with the weights of a run.
 
-        transcriber = Transcriber(Path("runs/asr"))
-        for text in transcriber.transcribe([wave]):
-            print(text)
+        (text,) = Transcriber(Path("runs/asr")).transcribe([wave])
 
     The device must be configured already. The checkpoint is by default the best, or the newest. A
     beam search keeps `beam_width` prefixes, on the host; 0 decodes greedily, on the device. Raises
@@ -202,8 +188,8 @@ def write_transcripts(
 ) -> None:
     """Print name, tab and text of each file, computed on GPU 0 or else on the CPU.
 
-    Writes the same content as JSON when all files are done, and the times of the words of each file
-    (see `write_times`). Raises UserError if the run, a file or the output is unusable.
+    Writes the same as JSON when all files are done, and the times of each file's words. Raises
+    UserError if the run, a file or the output is unusable.
     """
     device = devices.configure_default().routes[0].model
     transcriber = Transcriber(run, device, checkpoint, beam_width)
@@ -218,14 +204,13 @@ def write_transcripts(
 
     transcripts: list[dict[str, Any]] = []
     timed = transcriber.transcribe_timed(waves())
-    for file, (text, sentences) in zip(files, timed, strict=True):
+    for number, (file, (text, sentences)) in enumerate(zip(files, timed, strict=True)):
         # File names need not be UTF-8.
         name = os.fsencode(file).decode(errors="replace")
         print(f"{name}\t{text}", flush=True)
-        length_s = lengths_s[len(transcripts)]
-        for times_file in times[len(transcripts) : len(transcripts) + 1]:
-            write_times(times_file, sentences, length_s)
-        transcripts.append({"file": name, "seconds": round(length_s, 3), "text": text})
+        if times:
+            write_times(times[number], sentences, lengths_s[number])
+        transcripts.append({"file": name, "seconds": round(lengths_s[number], 3), "text": text})
     elapsed_s = time.perf_counter() - started_s
     speech_s = sum(lengths_s)
     line = "%.1f s of speech in %.1f s, real-time factor %.3f"
@@ -257,10 +242,7 @@ def quietest_point(wave: np.ndarray) -> int:
 
 
 def bucket_batches(lengths: Sequence[int]) -> Iterator[tuple[np.ndarray, int]]:
-    """Batch chunks of similar lengths, in samples, at most 20 s.
-
-    Yields the indices of the chunks of a batch, int [rows], and the samples to pad them to.
-    """
+    """Yield batches of chunks of similar lengths: indices, int [rows], and samples to pad to."""
     bounds = [round(seconds * sample_rate_hz()) for seconds in BUCKETS_S]
     bucket = np.searchsorted(bounds, lengths)
     for number, padded in enumerate(bounds):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.batches import corpora
@@ -74,11 +73,7 @@ class Utterance:
     wave: np.ndarray  # float32 [samples] in [-1, 1]
     mel: np.ndarray  # float32 [frames, 80]
     reference: np.ndarray  # float32 [R, 80], another utterance of the speaker if there is one
-    path: np.ndarray  # int [frames], token of each frame; empty before `align_utterances`
-
-
-UtteranceBatch = tuple[dict[str, tf.Tensor], int]
-"""Features on the device of a network, and the number of utterances."""
+    path: np.ndarray  # int [frames], token of each frame; empty if it was not aligned
 
 
 class MeasuredCorpus(NamedTuple):
@@ -114,8 +109,8 @@ class Evaluation(NamedTuple):
 def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> MeasuredCorpus:
     """Load the held-out utterances of a checkpoint, or those of --data; `folder` gets rejected.csv.
 
-    Raises DataError if a corpus is missing or cannot be used, or nothing was held out, and
-    CheckpointError if the corpus or the held-out utterances have changed since.
+    Raises DataError if a corpus is missing or unusable, or nothing was held out, and
+    CheckpointError if what the run was trained or validated on has changed since.
     """
     if options.data is None:
         return load_held_out(run, folder)
@@ -125,9 +120,8 @@ def load_measured(run: TrainedRun, options: EvaluationOptions, folder: Path) -> 
     if run.task == "tts":
         training, _, known = _load_training(run, config, folder)
     reading: dict[str, Any] = {"root": options.audio_root, "columns": options.columns}
-    _, manifest, vocabulary = load_other(
-        run, options.data, folder, config.data.max_rejected, known, **reading
-    )
+    limit = config.data.max_rejected
+    _, manifest, vocabulary = load_other(run, options.data, folder, limit, known, **reading)
     # The checkpoint knows its speakers, so the corpus of the run may be missing.
     speakers = set(run.record.speakers) - {DEFAULT_SPEAKER}
     source = f"utterances of {options.data}"
@@ -145,12 +139,9 @@ def load_other(
 ) -> tuple[Rows, Manifest, Vocabulary]:
     """Load a corpus that a run need not know, and list the rejected rows in a folder.
 
-    Raises DataError if it cannot be read, or more than a fraction of its rows.
-
-    Args:
-        known: vocabulary of the run; new speakers are appended.
-        language: of rows without one; by default as the run has it.
-        reading: other options of `read_corpus`.
+    New speakers are appended to `known`, the vocabulary of the run. `language` is for rows without
+    one, by default the run's; `reading` has other options of `read_corpus`. Raises DataError if the
+    corpus cannot be read, or more than a fraction of its rows.
     """
     config = for_evaluation(run.record.settings)
     rule = length_rule_of(config)

@@ -49,8 +49,8 @@ def is_installed(score: str) -> bool:
 def pesq_wb(recording: np.ndarray, copy: np.ndarray) -> float | None:
     """Return the wideband PESQ (ITU-T P.862.2) of a copy, from 1.0 to 4.64, by the package `pesq`.
 
-    Both waves, float32 [samples] in [-1, 1] of the same length, are resampled to 16
-    kHz by soxr. None without the package, or for waves that PESQ is not defined for: see NEEDS.
+    Both waves are float32 [samples] in [-1, 1], of the same length. None without the
+    package, or for waves that PESQ is not defined for: see NEEDS.
     """
     if not is_installed("pesq_wb"):
         return None
@@ -145,8 +145,7 @@ def mel_cepstrum(log_mel: np.ndarray, first: int = 1, last: int = CEPSTRA) -> np
     """Return the mel-cepstral coefficients first to last: [T, bands] -> [T, last - first + 1].
 
     They are the c of log|H| = c0 + Σ c_m cos(mω), for which MCD_FACTOR yields decibels: 2/bands
-    times the sums of a DCT-II, or √(2/bands) times an orthonormal DCT-II. Over all coefficients,
-    the distortion is the root mean square difference of two spectra in dB.
+    times the sums of a DCT-II.
     """
     bands = log_mel.shape[-1]
     angle = np.pi / bands * (np.arange(bands) + 0.5)
@@ -160,17 +159,11 @@ def distortion_db(recorded_cepstra: np.ndarray, cepstra: np.ndarray) -> np.ndarr
     return MCD_FACTOR * np.linalg.norm(recorded_cepstra - cepstra, axis=1)
 
 
-def warping_path(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the path of dynamic time warping: [T, D], [U, D] -> int [P, 2]."""
-    _, path = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
-    return path[::-1]
-
-
 def align(recorded_mel: np.ndarray, synthesized_mel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the warping path of two log-mels, int [P, 2], and each pair's distortion in dB."""
-    x = mel_cepstrum(recorded_mel)
-    y = mel_cepstrum(synthesized_mel)
-    path = warping_path(x, y)
+    x, y = mel_cepstrum(recorded_mel), mel_cepstrum(synthesized_mel)
+    _, backward = librosa.sequence.dtw(X=x.T, Y=y.T, metric="euclidean")
+    path = backward[::-1]
     return path, distortion_db(x[path[:, 0]], y[path[:, 1]])
 
 

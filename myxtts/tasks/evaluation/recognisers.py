@@ -20,17 +20,14 @@ POCKETSPHINX_RATE_HZ = 16_000
 
 
 class Pocketsphinx:
-    """CMU Pocketsphinx with the models of US English that its package has, a judge from outside.
-
-    Attributes:
-        run, checkpoint: name and version, as a `Transcriber` has its run.
-    """
+    """CMU Pocketsphinx with the models of US English that its package has, a judge from outside."""
 
     def __init__(self) -> None:
         check_packages(f"--asr {POCKETSPHINX}", POCKETSPHINX)
         from pocketsphinx import Decoder
 
         self._decoder = Decoder(loglevel="FATAL")
+        # Name and version, in place of what a `Transcriber` has.
         self.run, self.checkpoint = Path(POCKETSPHINX), Path(version(POCKETSPHINX))
 
     def normalise_reference(self, text: str, language: str) -> str:

@@ -39,10 +39,7 @@ def vocode_mels(
     seed: tuple[int, int] = (0, 0),
     throttle: Throttle = no_throttle,
 ) -> list[np.ndarray]:
-    """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80].
-
-    Of recorded mels, this is copy synthesis: the best that a network before the vocoder can do.
-    """
+    """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80]."""
     waves: list[np.ndarray] = []
     with tf.device(device):
         for mel in mels:
@@ -162,17 +159,19 @@ def speaker_metrics(
     is_unseen = ~np.isin(measured.speaker, training.speaker)
     # An utterance must not be in the centroid that it is compared with.
     is_unseen &= ~np.isin(measured.ids, [utterance.id for utterance in utterances])
-    seen = _rows_of_each_speaker(training, np.arange(len(training)))
-    unseen = _rows_of_each_speaker(measured, np.flatnonzero(is_unseen))
-    speakers = np.concatenate([training.speaker[seen], measured.speaker[unseen]])
+    recordings = _of_each_speaker(training, np.arange(len(training)))
+    recordings += _of_each_speaker(measured, np.flatnonzero(is_unseen))
+    speakers = np.array([manifest.speaker[row] for manifest, row in recordings])
     count = len(np.unique(speakers))
     by_network = metrics.is_installed("speaker_cosine")
     if count < 2 and not by_network:
         return {}, "speaker accuracy is left out: there is only one speaker"
-    lufs = corpus.config.data.loudness
-    recordings = [(training, row, lufs) for row in seen.tolist()]
-    recordings += [(measured, row, lufs) for row in unseen.tolist()]
-    embeddings = _embeddings_of_recordings(recordings, device)
+    parts, lufs = [], corpus.config.data.loudness
+    # Batch by batch: the recordings of 2,000 speakers would take 20 GB.
+    for rows in batches_of(len(recordings)):
+        waves = [read_row(manifest, row, lufs) for manifest, row in recordings[rows]]
+        parts.append(speaker_embeddings(acoustic_features(waves, device)))
+    embeddings = np.concatenate(parts)
     targets = np.array([utterance.speaker for utterance in utterances])
     is_known, is_seen = np.isin(targets, speakers), np.isin(targets, training.speaker)
     if not is_known.any():
@@ -197,22 +196,10 @@ def speaker_metrics(
     return values, f"{note} {' and '.join(groups)}"
 
 
-def _rows_of_each_speaker(manifest: Manifest, rows: np.ndarray) -> np.ndarray:
-    """Return at most RECORDINGS_PER_SPEAKER of the rows of every speaker, int [rows]."""
-    speakers = manifest.speaker[rows]
-    selected = [
-        evenly_spaced(rows[speakers == speaker], RECORDINGS_PER_SPEAKER)
-        for speaker in np.unique(speakers)
-    ]
-    return np.concatenate([np.zeros(0, int), *selected])
-
-
-def _embeddings_of_recordings(
-    recordings: Sequence[tuple[Manifest, int, float | None]], device: str
-) -> np.ndarray:
-    embeddings = []
-    # Batch by batch: the recordings of 2,000 speakers would take 20 GB.
-    for rows in batches_of(len(recordings)):
-        waves = [read_row(manifest, row, lufs) for manifest, row, lufs in recordings[rows]]
-        embeddings.append(speaker_embeddings(acoustic_features(waves, device)))
-    return np.concatenate(embeddings)
+def _of_each_speaker(manifest: Manifest, rows: np.ndarray) -> list[tuple[Manifest, int]]:
+    """Return at most RECORDINGS_PER_SPEAKER of the rows of every speaker."""
+    selected: list[tuple[Manifest, int]] = []
+    for speaker in np.unique(manifest.speaker[rows]):
+        own = rows[manifest.speaker[rows] == speaker]
+        selected += [(manifest, int(row)) for row in evenly_spaced(own, RECORDINGS_PER_SPEAKER)]
+    return selected

@@ -15,9 +15,7 @@ Means = dict[str, float | None]
 """The values of a column by the keys of METRICS."""
 
 ScoreWeights = Callable[[str, Callable[[], None]], Any]
-"""(checkpoint, throttle) -> the score of the weights of a network, which are those of a checkpoint.
-`throttle` is called before each batch; nothing is queued on the device then.
-"""
+"""(checkpoint, throttle) -> the score of a network that has the weights of a checkpoint."""
 
 Measurement = TypeVar("Measurement")
 

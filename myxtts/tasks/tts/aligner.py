@@ -39,10 +39,10 @@ class Aligner(CompositeLayer):
         self.symbol_embedding = Embedding(symbols, CHANNELS, name="symbols", dtype="float32")
 
     def call(self, mel, real, tokens, token_count):
-        """Return the log-probability of each token at each frame, float32 [B, T, N].
+        """Return the log-probability of each token at each frame, and that of the prior alone.
 
-        The second result has the log-probabilities of the prior alone. Normalised mel float32 [B,
-        T, 80]; `real`, float32 [B, T], 0 for padding; tokens int32 [B, N], token_count int32 [B].
+        Normalised mel float32 [B, T, 80]; `real`, float32 [B, T], 0 for padding; tokens int32 [B,
+        N], token_count int32 [B] -> float32 [B, T, N] twice.
         """
         hidden = self.hidden(self.conv(normalised_bands(mel, real)))
         symbols = self.symbol_embedding(tokens)

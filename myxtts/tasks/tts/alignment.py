@@ -43,14 +43,9 @@ def mean_mel_scores(mel, mean):
 def search_by_frames(score, token_count, frames):
     """Find the best path through a score matrix (Kim et al. 2020, Glow-TTS, algorithm 1).
 
-    The search is vectorised over batch and text: two loops over the frames.
-
-    Args:
-        score: float32 [batch, frames, tokens], log-likelihood of each frame under each token.
-        token_count: int32 [batch]; at most `frames`, int32 [batch]. Both may be 0.
-
-    Returns:
-        int32 [batch, frames]: the token of each frame; -1 for padding.
+    Log-likelihood of each frame under each token, float32 [batch, frames, tokens], and the real
+    tokens and frames, int32 [batch], at least one frame for each token -> the token of each frame,
+    int32 [batch, frames]; -1 for padding.
     """
     score, first = _frame_major(score, token_count)
     padded_frames, batch, tokens = tf.unstack(tf.shape(score))
@@ -78,17 +73,12 @@ def search_by_frames(score, token_count, frames):
 
 
 # A GPU spends its time on launches, so both passes are made of few large operations. Forward: eight
-# frames in each iteration, `_totals_by_blocks`. Whether a path advances follows from the totals
-# afterwards, for all frames at once. Backward: instead of a walk frame by frame, `_follow_back`
-# composes steps of one frame to steps of two, four and so on.
+# frames in each iteration, `_totals_by_blocks`, which XLA fuses into one kernel. Whether a path
+# advances follows from the totals afterwards, for all frames at once. Backward: instead of a walk
+# frame by frame, `_follow_back` composes steps of one frame to steps of two, four and so on
+# (pointer doubling, Hillis & Steele 1986).
 def search_by_blocks(score, token_count, frames):
-    """Return the path of `search_by_frames` by fewer and larger operations, for a GPU.
-
-    An iteration of the forward loop takes BLOCK_FRAMES frames. It computes the totals of the tokens
-    before each token once more for each of them, instead of reading them, so that XLA fuses the
-    block into one kernel. The path is then found by pointer doubling (Hillis & Steele 1986), in
-    log2(frames) steps.
-    """
+    """Return the path of `search_by_frames` by fewer and larger operations, for a GPU."""
     score, first = _frame_major(score, token_count)
     totals = tf.concat([first[None], _totals_by_blocks(score, first)], axis=0)
     before = tf.pad(totals[:-1], [[1, 0], [0, 0], [1, 0]], constant_values=IMPOSSIBLE_SCORE)
@@ -192,17 +182,12 @@ def sum_over_paths(score, real, token_count):
 
     Between two tokens a frame may belong to none of them, a blank of constant score: it needs no
     token that fits, so that one token does not learn to fit everything. The sum is a CTC loss whose
-    labels are the tokens in order. In two loops over the frames, which XLA compiles into few
-    operations, it takes a thirtieth of the time of TensorFlow's CTC loss on a CPU.
+    labels are the tokens in order, in a thirtieth of the time of TensorFlow's on a CPU.
 
-    Args:
-        score: float32 [batch, frames, tokens], log-probability of each token at each frame.
-        real: float32 [batch, frames], 0 for padding.
-        token_count: int32 [batch]; at most the real frames. May be 0.
-
-    Returns:
-        Minus the log of the sum, float32 [batch], 0 without tokens; and the probability of each
-        token at each frame, given that the path is one of them, like `score`: minus the gradient.
+    Log-probability of each token at each frame, float32 [batch, frames, tokens]; `real`, float32
+    [batch, frames], 0 for padding; and int32 [batch], at most the real frames -> minus the log of
+    the sum, float32 [batch], 0 without tokens; and the probability of each token at each frame,
+    given that the path is one of them, which is minus the gradient of `score`.
     """
     real = tf.transpose(real)[:, :, None] > 0.0
     real_token = tf.range(tf.shape(score)[2]) < token_count[:, None]
@@ -268,9 +253,9 @@ def _log_add(left, right):
 def evidence(score, prior, path):
     """Return what a recording tells of the tokens of its frames, beyond their place: float32 [B].
 
-    The mean gain of log-probability over the prior on the path, as a fraction of all that there is
-    to gain: 1 if each frame is certain of its token, 0 if the sound tells nothing. `score` and
-    `prior` are log-probabilities [B, T, N], path int64 [B, T], -1 for padding.
+    The gain of log-probability over the prior on the path, as a fraction of all that there is to
+    gain: 1 if each frame is certain of its token, 0 if the sound tells nothing. `score` and `prior`
+    are log-probabilities [B, T, N], path int64 [B, T], -1 for padding.
     """
     real = tf.cast(path >= 0, tf.float32)
     token = tf.maximum(path, 0)
@@ -287,10 +272,7 @@ def durations_of_path(path, tokens):
 
 
 def path_from_ends(ends, token_count, padded):
-    """Return the path with the given token ends: int32 [B, N] -> [B, padded]; -1 for padding.
-
-    `padded` is an int32 scalar, at least the last end.
-    """
+    """Return the path with the given token ends: int32 [B, N] -> [B, padded]; -1 for padding."""
     frame = tf.tile(tf.range(padded)[None, :], [tf.shape(ends)[0], 1])
     path = tf.minimum(tf.searchsorted(ends, frame, side="right"), token_count[:, None] - 1)
     return tf.where(frame < ends[:, -1:], path, -1)
@@ -335,8 +317,8 @@ def _gather_from_batch(values, index):
 def position_in_token(path, frame, durations):
     """Return the elapsed fraction of each frame's token, and the log of its frames: [B, S, 2].
 
-    From the token of each frame, int64 [B, S], -1 for padding; its index in its utterance, int64
-    [B, S]; and the frames of each token of the whole utterance, float32 [B, N].
+    From the token and the index of each frame, int64 [B, S], -1 for padding, and the frames of each
+    token of the whole utterance, float32 [B, N].
     """
     starts = tf.cumsum(durations, axis=1, exclusive=True)
     tokens = tf.stack([starts, tf.maximum(durations, 1.0)], axis=-1)

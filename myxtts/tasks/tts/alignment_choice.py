@@ -1,6 +1,6 @@
 """The choice among implementations of the alignment search, which all find the same path."""
 
-import time
+import timeit
 from collections.abc import Callable
 from functools import cache, partial
 from statistics import median
@@ -28,10 +28,8 @@ def choose_alignment_search(
 ) -> tuple[Search, str]:
     """Choose the fastest search that works on a model device; also return the log's line about it.
 
-    On a CPU, and if XLA compiles the whole step, this is always XLA's, which is not measured. On a
-    GPU the candidates are measured on random scores. The sizes are batch, frames and tokens of a
-    batch of the run. Raises ConfigError if the setting `alignment_search` names a search that needs
-    XLA where XLA does not work.
+    The sizes are batch, frames and tokens of a batch of the run. Raises ConfigError if the setting
+    `alignment_search` names a search that needs XLA where XLA does not work.
     """
     # XLA compiles each for its device. `loop` needs no XLA, so it remains where neither works.
     devices = {"xla": device, "host": HOST}
@@ -104,9 +102,4 @@ def _fastest(searches: dict[str, Search], device: str, sizes: dict[str, int]) ->
 def _milliseconds(search: Callable[[], tf.Tensor]) -> float:
     # The first call compiles.
     search().numpy()
-    times_s = []
-    for _ in range(REPEATS):
-        started_s = time.perf_counter()
-        search().numpy()
-        times_s.append(time.perf_counter() - started_s)
-    return 1e3 * median(times_s)
+    return 1e3 * median(timeit.repeat(lambda: search().numpy(), number=1, repeat=REPEATS))

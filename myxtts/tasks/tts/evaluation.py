@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -26,9 +27,8 @@ from myxtts.tasks.evaluation.recognisers import open_recogniser
 from myxtts.tasks.evaluation.table import ColumnScore, Means, Metric, Metrics, ScoreWeights
 from myxtts.tasks.tts import word_errors
 from myxtts.tasks.tts.network import XTTS
-from myxtts.tasks.tts.speech import predict_mels, token_log_probs
 from myxtts.tasks.tts.task import synthesis_options
-from myxtts.tasks.tts.utterances import align_utterances, load_utterances
+from myxtts.tasks.tts.utterances import load_utterances, predict_mels, token_log_probs
 from myxtts.text.error_rates import error_rates
 
 # With copies these are 100 waves to make and to compare.
@@ -92,21 +92,17 @@ class TTSEvaluator:
     """Measures the weights that a network has, any number of times, and what does not depend on
     them once. Raises UserError if the recogniser cannot be used, or does not know a language.
 
-    Args:
-        vocoders: by the suffix of their columns.
-        in_run: leave out what a run has no time for, or no use.
+    Vocoders are by the suffix of their columns; `in_run` leaves out what a run has no time for.
 
     Attributes:
-        recorded: features of the recordings.
         references: texts as the recogniser spells them, "" if it cannot; empty without one.
-        utterances: with their alignments, but for `in_run`.
         columns, real_time_factors: of the last `score`.
     """
 
-    # Made once: the options, the utterances with their alignments, the references as the recogniser
-    # spells them, the features of the recordings, and their copies by each vocoder with PESQ and
-    # STOI. None of these depends on the weights of the voice. `score` then synthesizes with the
-    # weights of the moment and measures the new columns only.
+    # Made once: the options, the utterances, the references as the recogniser spells them, the
+    # features of the recordings, and their copies by each vocoder with PESQ and STOI. None of these
+    # depends on the weights of the voice. `score` then synthesizes with the weights of the moment
+    # and measures the new columns only.
     def __init__(
         self,
         evaluation: Evaluation,
@@ -116,18 +112,16 @@ class TTSEvaluator:
     ):
         corpus, options, device = evaluation.corpus, evaluation.options, evaluation.route.model
         self._evaluation, self._network, self._device = evaluation, network, device
-        self._vocoders, self._in_run = vocoders, in_run
+        self._vocoders, self._in_run, self._throttle = vocoders, in_run, no_throttle
         self._transcriber = open_recogniser(options.asr, device) if options.asr else None
         self._synthesis = override(synthesis_options(corpus.config.model), options)
         count = options.utterances or MAX_UTTERANCES
-        self.utterances, batches = load_utterances(
-            network, corpus, evaluation.route, evaluation.run, count
-        )
         # A measurement during a run has no plots, which need alignments.
-        if not in_run:
-            self.utterances = align_utterances(network, self.utterances, batches, device)
-        names = evaluation.record.languages
-        self._languages = [names[utterance.language] for utterance in self.utterances]
+        self.utterances = load_utterances(
+            network, corpus, evaluation.route, evaluation.run, count, aligned=not in_run
+        )
+        languages = evaluation.record.languages
+        self._languages = [languages[utterance.language] for utterance in self.utterances]
         self.references: list[str] = []
         if self._transcriber:
             for utterance, language in zip(self.utterances, self._languages, strict=True):
@@ -143,12 +137,11 @@ class TTSEvaluator:
         mels = [utterance.mel for utterance in self.utterances]
         self.recorded = speech.acoustic_features(waves, device)
         self._trimmed = [metrics.trimmed(features) for features in self.recorded]
-        self._fixed = {"recordings": self._heard(self.recorded, [], no_throttle)}
+        self._fixed = {"recordings": self._heard(self.recorded, [])}
         copies = {}
         for suffix, vocoder in vocoders.items():
             name = f"copy_synthesis{suffix}"
-            column = self.column(speech.vocode_mels(vocoder, mels, device), no_throttle)
-            self._fixed[name] = column
+            self._fixed[name] = column = self.column(speech.vocode_mels(vocoder, mels, device))
             measured = metrics.measure_copies(self.recorded, column.features, options.perceptual)
             copies[name] = [measured]
         common = metrics.with_common_scores(copies)
@@ -157,13 +150,13 @@ class TTSEvaluator:
 
     def score(self, checkpoint: str, throttle: Throttle = no_throttle) -> ColumnScore:
         """Measure the weights that the network has now; `checkpoint` is their name in the score."""
-        waves, self.real_time_factors = self._synthesize(throttle)
-        columns = {name: self.column(of_column, throttle) for name, of_column in waves.items()}
+        self._throttle = throttle
+        waves, self.real_time_factors = self._synthesize()
+        columns = {name: self.column(of_column) for name, of_column in waves.items()}
         self.columns = columns = self._fixed | columns
-
-        def measure(rows: Sequence[int]) -> Metrics:
-            return column_metrics(rows, columns, self._copies, self.references)
-
+        measure = partial(
+            column_metrics, columns=columns, copies=self._copies, references=self.references
+        )
         names: tuple[str, ...] = COLUMNS
         for suffix in filter(None, self._vocoders):
             names += tuple(column + suffix for column in COLUMNS[:2])
@@ -177,56 +170,53 @@ class TTSEvaluator:
             notes=tuple(self._notes),
         )
 
-    def _synthesize(self, throttle: Throttle) -> tuple[dict[str, list[np.ndarray]], Metric]:
+    def _synthesize(self) -> tuple[dict[str, list[np.ndarray]], Metric]:
         """Return the waves of each column of synthesized speech, and their real-time factors."""
-
         # The first time warms up; in a run the real-time factor is not shown.
         if not self._in_run:
-            self.predict(self.utterances, throttle)
+            self.predict(self.utterances)
         started_s = time.perf_counter()
-        mels = self.predict(self.utterances, throttle)
+        mels = self.predict(self.utterances)
         predicting_s = time.perf_counter() - started_s
         waves: dict[str, list[np.ndarray]] = {}
         factors: Metric = {}
         for suffix, vocoder in self._vocoders.items():
             name = f"synthesized{suffix}"
             started_s = time.perf_counter()
-            waves[name] = speech.vocode_mels(vocoder, mels, self._device, throttle=throttle)
+            waves[name] = speech.vocode_mels(vocoder, mels, self._device, throttle=self._throttle)
             elapsed_s = predicting_s + time.perf_counter() - started_s
             factors[name] = elapsed_s * sample_rate_hz() / sum(map(len, waves[name]))
         return waves, factors
 
-    def predict(
-        self, utterances: Sequence[Utterance], throttle: Throttle = no_throttle
-    ) -> list[np.ndarray]:
+    def predict(self, utterances: Sequence[Utterance]) -> list[np.ndarray]:
         """Return log-mels of utterances with the options of the evaluation, [frames, 80]."""
         record, options = self._evaluation.record, self._synthesis
-        return predict_mels(self._network, record, utterances, options, self._device, throttle)
+        return predict_mels(
+            self._network, record, utterances, options, self._device, self._throttle
+        )
 
-    def column(self, waves: list[np.ndarray], throttle: Throttle = no_throttle) -> Column:
+    def column(self, waves: list[np.ndarray]) -> Column:
         """Measure waves, one for each utterance, float32 [samples]."""
-        features = speech.acoustic_features(waves, self._device, throttle)
+        features = speech.acoustic_features(waves, self._device, self._throttle)
         compared = []
         for recorded, measured in zip(self._trimmed, features, strict=True):
-            throttle()
+            self._throttle()
             compared.append(metrics.utterance_metrics(recorded, metrics.trimmed(measured)))
-        return self._heard(features, compared, throttle)
+        return self._heard(features, compared)
 
-    def _heard(
-        self, features: list[AcousticFeatures], compared: list[UtteranceMetrics], throttle: Throttle
-    ) -> Column:
+    def _heard(self, features: list[AcousticFeatures], compared: list[UtteranceMetrics]) -> Column:
         """Return a column with what a recogniser and DNSMOS say of its waves."""
         waves = [of_wave.wave for of_wave in features]
-        texts = list(self._transcriber.transcribe(waves, throttle)) if self._transcriber else []
+        texts: list[str] = []
+        if self._transcriber:
+            texts = list(self._transcriber.transcribe(waves, self._throttle))
         opinions = []
         for wave in waves:
-            throttle()
+            self._throttle()
             opinions.append(metrics.dnsmos(wave))
-        return Column(features, compared, texts, opinions, self._word_errors(features, throttle))
+        return Column(features, compared, texts, opinions, self._word_errors(features))
 
-    def _word_errors(
-        self, features: list[AcousticFeatures], throttle: Throttle
-    ) -> list[tuple[int, int]]:
+    def _word_errors(self, features: list[AcousticFeatures]) -> list[tuple[int, int]]:
         """Return how many words of its text each wave leaves out, and how many it repeats."""
         # In a run, the recordings are measured before the aligner has learnt anything.
         if self._in_run:
@@ -234,7 +224,7 @@ class TTSEvaluator:
         symbols = self._evaluation.record.vocabulary.symbols
         counts = []
         for utterance, of_wave in zip(self.utterances, features, strict=True):
-            throttle()
+            self._throttle()
             tokens = utterance.tokens
             spelt = symbols.decode(tokens)
             words = word_errors.split_words(spelt, 1 + np.arange(len(tokens)))
@@ -289,8 +279,8 @@ def column_metrics(
     for name, column in columns.items():
         if column.compared:
             by_column[name] |= metrics.corpus_metrics([column.compared[row] for row in rows])
-        if column.opinions:
-            by_column[name] |= mean_values([column.opinions[row] for row in rows])
+        ratings = [column.opinions[row] for row in rows]
+        by_column[name] |= {key: float(np.mean([of[key] for of in ratings])) for key in ratings[0]}
         if spoken:
             texts = [column.texts[row] for row in spoken]
             by_column[name] |= error_rates([references[row] for row in spoken], texts)
@@ -301,11 +291,6 @@ def column_metrics(
         means = metrics.mean_copy_metrics([copied[row] for row in rows])
         by_column[name] |= {key: means[key] for key in COPY_METRICS if key in means}
     return table.by_metric(by_column)
-
-
-def mean_values(opinions: Sequence[Means]) -> Means:
-    """Return the mean of each value over utterances."""
-    return {key: float(np.mean([of[key] for of in opinions])) for key in opinions[0]}
 
 
 def write_plots(folder: Path, evaluator: TTSEvaluator) -> None:

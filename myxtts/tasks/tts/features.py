@@ -30,10 +30,7 @@ def tts_extractor(
     load_teacher: LoadFrozen | None = None,
     teacher_fraction: float = 0.0,
 ) -> FeatureExtractor:
-    """Return the extractor of `tts_features`, or of `taught_tts_features` if there is a teacher.
-
-    It aligns the recordings, and speaks `teacher_fraction` of the rows of a batch.
-    """
+    """Return the extractor of `tts_features`, or of `taught_tts_features` if there is a teacher."""
     if load_teacher is None:
         produce = partial(tts_features, vtlp=vtlp, augmentation=augmentation)
         return FeatureExtractor(TTS_INPUTS, TTS_FEATURES, produce)
@@ -64,9 +61,8 @@ def taught_tts_features(
 ) -> dict:
     """Compute TAUGHT_TTS_FEATURES from TAUGHT_TTS_INPUTS.
 
-    The teacher speaks the last rows of the batch, as many as `teacher_row_count` says, within
-    TEACHER_STRETCH times the frames of the bucket. The other rows are recordings, whose path is the
-    teacher's alignment. The teacher's references are not augmented.
+    The teacher speaks the last rows, as many as `teacher_row_count` says, within TEACHER_STRETCH
+    times the frames of the bucket. The path of the other rows is its alignment.
     """
     size = tf.shape(waves["pcm"])[0]
     recordings = size - teacher_row_count(size, teacher_fraction)

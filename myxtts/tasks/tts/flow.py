@@ -33,12 +33,8 @@ def wiener_estimate(x, time, prior_mean, prior_std):
     """Return the best estimate of the data if it were normally distributed around the prior's mean.
 
     From x_t [B, T, D], t [B], the guess of the data [B, T, D] and the standard deviation of the
-    data around it [B].
-
-    Returns:
-        Estimate float32 [B, T, D]; its standard deviation float32 [B, 1, 1]; and the innovation,
-        float32 [B, T, D], which is the part of x_t that the prior does not explain, with unit
-        variance.
+    data around it [B] -> estimate float32 [B, T, D]; its standard deviation [B, 1, 1]; and the part
+    of x_t that the prior does not explain, with unit variance, [B, T, D].
     """
     time, prior_std = time[:, None, None], prior_std[:, None, None]
     noise_left = tf.maximum(1.0 - time, MIN_NOISE)

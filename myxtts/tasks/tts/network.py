@@ -106,6 +106,9 @@ class FlowCondition(NamedTuple):
 class XTTS(keras.Model):
     """The XTTS network.
 
+    `alignment_search` and `sum_over_paths` may be replaced by others with the same results before
+    `call` is traced.
+
     Args:
         symbols, languages: rows of the embeddings.
         reference_dropout: fraction of utterances trained without their reference.
@@ -114,11 +117,6 @@ class XTTS(keras.Model):
         segment_frames: length of the random segment of an utterance on which decoder and flow are
             trained; rounded up to a multiple of REDUCTION_FACTOR.
         taught: batches have the path of each row, so that nothing is aligned.
-
-    Attributes:
-        alignment_search: `search_by_frames` or a function that finds the same paths.
-        sum_over_paths: `sum_over_paths` or the same compiled by XLA. Set both before `call` is
-            traced.
     """
 
     LOSS_NAMES = ("mel", "flow", "prior", "alignment", "duration", "pitch", "energy")
@@ -221,7 +219,7 @@ class XTTS(keras.Model):
         """Compute the losses of a batch of BATCH_FIELDS, as fractions of the whole step's.
 
         Their sum over all batches and replicas of a step is the mean over that step's real frames
-        (tokens for the prosody losses). Nothing is averaged over batches of different sizes.
+        (tokens for the prosody losses).
 
         In training, decoder and flow see a random segment of each utterance, and each row has its
         own noise and flow time. Otherwise they see all frames, and all rows share noise and time.
@@ -281,9 +279,8 @@ class XTTS(keras.Model):
     def synthesize(self, *texts_and_options):
         """Synthesize the log-mels of TEXT_INPUTS with SynthesisOptions, the last argument.
 
-        Rows do not influence each other. One of 0 reference frames gets the model's learned default
-        voice. Returns the mel float32 [B, T, 80], padded with silence; frames int32 [B]; and path
-        int32 [B, T].
+        A row of 0 reference frames gets the model's learned default voice. Returns the mel float32
+        [B, T, 80], padded with silence; frames int32 [B]; and path int32 [B, T].
         """
         *texts, options = texts_and_options
         return self.synthesize_mel(*texts, *option_tensors(options))
@@ -322,8 +319,7 @@ class XTTS(keras.Model):
     ):
         """Do the same as `synthesize` for a SpeakerCondition, with options as tensors or numbers.
 
-        `texts` has `tokens` and `token_count`; `temperature` scales the initial noise of the flow,
-        at a variety from 1 on, and less of it below.
+        `texts` has `tokens` and `token_count`; `temperature` scales the initial noise of the flow.
         """
         encoded, mean, mask = self._encode(texts, speaker)
         predicted = self.predict_prosody(encoded, speaker, mask)
@@ -364,7 +360,7 @@ class XTTS(keras.Model):
         """Encode texts and references; a seed turns on dropout.
 
         Returns SpeakerCondition, encoder output [B, N, C], mean mel of each token float32 [B, N,
-        80], and the mask of the tokens [B, N, 1].
+        80], and mask [B, N, 1].
         """
         keep = keep_mask(batch["reference_frames"], self.reference_dropout, seed, "reference")
         speaker = self.speaker_condition(batch, keep)
@@ -547,9 +543,8 @@ def build_xtts(size: str, symbols: int, languages: int, precision="float32", **s
 def long_term_average_spectrum(mel, frames):
     """Return the mean of the loud frames of log-mels [B, T, 80]: [B, 80], 0 without frames.
 
-    This spectrum carries most of what distinguishes speakers, and one sentence is enough to
-    estimate it. The network predicts mels relative to the reference's spectrum, so that it extends
-    to speakers not seen in training.
+    It carries most of what distinguishes speakers. The network predicts mels relative to the
+    reference's, so that it extends to speakers not seen in training.
     """
     real = layers.length_mask(frames, tf.shape(mel)[1], tf.float32)
     level = tf.reduce_mean(mel, axis=2, keepdims=True)

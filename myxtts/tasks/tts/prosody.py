@@ -82,10 +82,8 @@ class ProsodyDistribution(NamedTuple):
 
     @classmethod
     def of_outputs(cls, outputs, range_outputs) -> "ProsodyDistribution":
-        """Return the distribution of a network's outputs.
-
-        These are float32 [B, N, OUTPUTS] for the tokens and [B, 2] for the range of the speaker.
-        Outputs of 0 are the range of all voices.
+        """Return the distribution of outputs for the tokens, float32 [B, N, OUTPUTS], and for the
+        range of the speaker, [B, 2], where 0 is the range of all voices.
         """
         log_duration, voiced, pitch, energy, logit, pause, *stds = tf.unstack(outputs, axis=-1)
         duration_std, pitch_std, energy_std, pause_std = (
@@ -106,8 +104,8 @@ class ProsodyDistribution(NamedTuple):
         """Return the negative log-likelihood of each token by loss, [B, N].
 
         Without its constants, at least 0, and linear in errors beyond LINEAR_ERROR deviations.
-        Pitch counts by the voiced fraction, whose squared error is added. It includes the loss of
-        the speaker's range, which is least at the quantiles (Koenker & Bassett 1978).
+        Pitch includes the squared error of voicing, and the loss of the speaker's range, which is
+        least at the quantiles (Koenker & Bassett 1978).
         """
         mean, std = self.mean, self.std
         spoken = unlikelihood(mean.log_duration, std.log_duration, target.log_duration)
@@ -141,7 +139,6 @@ class ProsodyDistribution(NamedTuple):
     def sample(self, variety, seed, texts) -> Prosody:
         """Draw a prosody: `variety`, a scalar from 0, the average, to 1, what people vary.
 
-        Pitches stay within the range of the speaker, or at the mean where that is outside.
         The noise is a function of seed and text: int32 [2], and token ids, int32 [B, N], padded
         with 0. So a speaker does not begin each sentence alike.
         """
@@ -216,10 +213,9 @@ def token_ends(log_duration, mask, speed):
 
 
 def token_ends_within(log_duration, mask, limit):
-    """Return `token_ends`, with shorter tokens where these exceed `limit` frames.
+    """Return `token_ends`, with shorter tokens where these exceed `limit` frames, float32.
 
-    The limit is a whole number, float32. Only what a token has beyond one frame is shortened, so
-    that each of up to `limit` tokens keeps a frame.
+    Only what a token has beyond one frame is shortened, so that each keeps a frame.
     """
     ends = token_ends(log_duration, mask, 1.0)
     beyond_one = tf.clip_by_value(tf.exp(log_duration), 1.0, MAX_TOKEN_FRAMES) * mask - mask

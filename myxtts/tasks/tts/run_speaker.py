@@ -26,7 +26,7 @@ class RunSpeaker:
     def __init__(
         self,
         run: Path,
-        references: Mapping[str, Sequence[Path]],
+        references: Mapping[str, Sequence[Path]] | None = None,
         language: str | None = None,
         vocoder: str | None = None,
         checkpoint: str | None = None,

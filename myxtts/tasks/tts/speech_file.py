@@ -14,14 +14,9 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
-from myxtts.audio.audio_file import (
-    HEADER_BYTES,
-    REFERENCE,
-    BlockwiseFile,
-    check_recording,
-    wav_header,
-)
+from myxtts.audio.audio_file import REFERENCE, BlockwiseFile, check_recording
 from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import HEADER_BYTES, wav_header
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import check_writable, partial_file_of
 from myxtts.checkpoints.trained_run import TrainedRun
@@ -54,15 +49,14 @@ def write_speech(
 ) -> None:
     """Synthesize a text, on GPU 0 or, without a GPU, on the CPU, and write it sentence by sentence.
 
-    Raises UserError if the run, the vocoder, a reference, the text or the output is unusable.
+    Raises UserError if the run, the vocoder, a reference, the text or the output is unusable. Other
+    arguments are as in `Synthesizer` and its `speak`.
 
     Args:
-        out: a file to make, or a pipe that gets the sound as WAV, each sentence as soon as it is
-            synthesized.
+        out: a file to make, or a pipe that gets the sound as WAV.
         lexicon: a file for `read_lexicon`.
         times: a file for the times of words, written when all is spoken; see `write_times`.
         options: fields of SynthesisOptions. Missing fields and None mean the default of the run.
-            The other arguments are as in `Synthesizer` and its `speak`.
     """
     started_s = time.perf_counter()
     if next(split_text(text), None) is None:
@@ -100,25 +94,20 @@ def write_speech(
 
 
 def check_files(references: Sequence[Path], out: Path | BinaryIO, times: Path | None) -> None:
-    """Raise UserError if a reference cannot be read, or an output cannot be written."""
+    """Raise UserError if a reference or an output is unusable, or both are one file."""
     for reference in references:
         check_recording(reference, REFERENCE)
     if isinstance(out, Path):
-        check_output(out, references)
+        if out.suffix.lower() not in FORMATS:
+            raise ConfigError(
+                f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}."
+            )
+        check_writable("--out", out)
+        if out.exists() and any(out.samefile(reference) for reference in references):
+            raise ConfigError(
+                f"--out {out} is one of the recordings of --reference. Give another --out."
+            )
     check_times_file(times)
-
-
-def check_output(out: Path, references: Sequence[Path]) -> None:
-    """Raise ConfigError if a sound file cannot be written, or would replace a reference."""
-    if out.suffix.lower() not in FORMATS:
-        raise ConfigError(
-            f"--out {out} has an unknown file name extension. Use one of {', '.join(FORMATS)}."
-        )
-    check_writable("--out", out)
-    if out.exists() and any(out.samefile(reference) for reference in references):
-        raise ConfigError(
-            f"--out {out} is one of the recordings of --reference. Give another --out."
-        )
 
 
 @contextmanager

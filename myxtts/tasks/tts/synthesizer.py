@@ -39,37 +39,29 @@ log = logging.getLogger(__name__)
 
 
 class SpokenSentence(NamedTuple):
-    """A sentence with the pause before it: its wave, and what computes the times of its words.
-
-    These are in seconds from the beginning of the whole speech.
-    """
+    """A sentence with the pause before it: its wave, and what computes the times of its words."""
 
     wave: np.ndarray
     times: Callable[[], list[TimedWord]]
 
 
 class Synthesizer:
-    """Speech synthesis with the weights of a run.
+    """Speech synthesis with the weights of a run, averaged if it averages them.
 
         synthesizer = Synthesizer(Path("runs/demo"), vocoder=Path("runs/vocoder"))
         wave = synthesizer.synthesize("Good morning.", references=[Path("speaker.wav")])
 
+    `options` are the default SynthesisOptions, from the settings of the run. Raises CheckpointError
+    without a usable checkpoint or vocoder, and ConfigError for iterations of another vocoder than
+    Griffin-Lim.
+
     Args:
-        run: its folder. Averaged weights are used if it has them.
-        device: the device to compute on, which must be configured already.
+        device: which must be configured already.
         vocoder: folder of a vocoder's run, or "griffin-lim"; by default the vocoder that the run
             names, or else Griffin-Lim.
         iterations: of Griffin-Lim; by default 30.
         checkpoint: its name; by default the best one, or the newest if none was validated.
         lexicon: readings of words besides those of the run; see `read_lexicon`.
-
-    Attributes:
-        options: default SynthesisOptions, from the settings of the run. `dataclasses.replace` makes
-            variants.
-
-    Raises:
-        CheckpointError: there is no usable checkpoint, or the vocoder cannot be used.
-        ConfigError: iterations were given for another vocoder than Griffin-Lim.
     """
 
     def __init__(
@@ -118,11 +110,11 @@ class Synthesizer:
     ) -> Iterator[SpokenSentence]:
         """Synthesize a text of any length; yield its sentences.
 
-        Waves are float32 [samples] in [-1, 1], with 0 at both ends, so that joined
-        sentences have no clicks. The call itself reads text and references. The first sentence is
-        synthesized alone, so that it is there early, then 2, 4 and always 8 at a time, so memory
-        does not grow with the text. All use the same seed. Raises DataError if the text has nothing
-        to speak, the language is missing or unknown, or a reference is unusable.
+        Waves are float32 [samples] in [-1, 1], with 0 at both ends, so that joined sentences
+        have no clicks. The first sentence is synthesized alone, so that it is there
+        early, then 2, 4 and always 8 at a time. All use the same seed. The call itself raises
+        DataError if the text has nothing to speak, the language is missing or unknown, or a
+        reference is unusable.
 
         Args:
             text: see `split_text`.
@@ -195,9 +187,8 @@ class Synthesizer:
         language: int,
         options: SynthesisOptions,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80].
-
-        And the token of each frame, int32 [T] each.
+        """Return the waves of texts, int32 [N] each, with a reference log-mel, float32 [R, 80], and
+        the token of each frame, int32 [T] each.
         """
         rows = len(texts)
         tokens = np.array(list(itertools.zip_longest(*texts, fillvalue=PADDING_ID)), np.int32).T
@@ -221,10 +212,7 @@ class Synthesizer:
 
 
 def reference_mel(references: Sequence[Path], data: DataConfig) -> np.ndarray:
-    """Return the concatenated log-mels of the beginnings of all references, float32 [R, 80].
-
-    On the current device.
-    """
+    """Return the log-mels of the beginnings of all references, float32 [R, 80], concatenated."""
     mels = [np.zeros([0, mel_bands()], np.float32)]
     for reference in references:
         samples = int(data.reference_seconds * sample_rate_hz())

@@ -109,10 +109,9 @@ def _segment_frames(config: Config) -> int:
 
 
 class TTSSampler(Sampler):
-    """Synthesizes held-out texts of TTS_FEATURES or TAUGHT_TTS_FEATURES.
+    """Synthesizes held-out texts of TTS_FEATURES or TAUGHT_TTS_FEATURES, with their references.
 
-    Each has its own reference. `1-NAME.wav` is synthesized, and `report.samples` names the other
-    sounds, such as `1-NAME.recording.wav`. A trained vocoder is compared with Griffin-Lim.
+    `report.samples` names the sounds. A trained vocoder is compared with Griffin-Lim.
     """
 
     FIELDS = TAUGHT_TTS_FEATURES

@@ -23,13 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class TeacherModel:
-    """The network of a frozen voice on one device; `SynthesisOptions` has the other arguments.
-
-        mel, f0_hz, path = teacher.speak(texts_and_references, padded_frames)
-        mel = teacher.teacher_forced_mel(recordings)
-
-    Each row of a batch has its own noise.
-    """
+    """The network of a frozen voice on one device; `SynthesisOptions` has the other arguments."""
 
     def __init__(self, network: XTTS, ode_steps: int, guidance: float):
         self.network = network
@@ -39,17 +33,12 @@ class TeacherModel:
     def speak(self, batch, padded_frames):
         """Speak texts with the voices of their references, within a number of frames.
 
-        A text that needs more frames is spoken faster. So no shape depends on what the network
-        predicts, and the host does not wait for it. The batch has those fields of TTS_FEATURES that
-        belong to text and reference, and the seed.
-
-        Returns:
-            Log-mel float32 [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B,
-            T].
+        From the seed and the fields of TTS_FEATURES for text and reference. Returns log-mel float32
+        [B, T, 80]; F0 in Hz, float32 [B, T], 0 where unvoiced; path int64 [B, T].
         """
-        # As in synthesis, but within a number of frames that the host knows before: tokens that
-        # would exceed it are shortened in proportion. Prosody is the average one, not drawn. The F0
-        # of a frame is its token's, where the token is voiced.
+        # As in synthesis, but within a number of frames that the host knows before, so that it
+        # waits for no shape: tokens that would exceed it are shortened in proportion. Prosody is
+        # the average one, not drawn. The F0 of a frame is its token's, where the token is voiced.
         speaker, encoded, mean, mask = self.network.encode_texts(batch)
         predicted = self.network.predict_prosody(encoded, speaker, mask).average()
         real_token = tf.cast(mask, tf.float32)[:, :, 0]
@@ -66,11 +55,10 @@ class TeacherModel:
         return mel, tf.where(is_voiced, prosody.pitch_hz(pitch), 0.0), path
 
     def teacher_forced_mel(self, batch):
-        """Compute the mel that the network makes of recordings, frame by frame as recorded.
+        """Compute the mel of the network with durations, pitch and energy of recordings.
 
-        TTS_FEATURES -> float32 [B, T, 80], padded with silence. The texts are aligned with the
-        recordings, whose durations, pitch and energy replace the predicted ones (Shen et al. 2018,
-        "Natural TTS synthesis": mels for a vocoder).
+        TTS_FEATURES -> float32 [B, T, 80], padded with silence (Shen et al. 2018, "Natural TTS
+        synthesis": mels for a vocoder).
         """
         speaker, encoded, mean, _ = self.network.encode_texts(batch)
         path = self.network.align(batch)

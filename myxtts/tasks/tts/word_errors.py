@@ -34,9 +34,7 @@ def split_words(symbols: Sequence[str], tokens: np.ndarray) -> list[np.ndarray]:
 
 # The text is changed until no change fits the speech better: the word whose removal or repetition
 # gains most beyond its threshold is removed or doubled, and all gains are computed again.
-def count_word_errors(
-    log_probs: np.ndarray, words: Sequence[np.ndarray], min_gains: tuple[float, float] = MIN_GAINS
-) -> tuple[int, int]:
+def count_word_errors(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> tuple[int, int]:
     """Return how many words speech leaves out, and how many it repeats.
 
     Arguments as in `word_gains`. Speech with fewer frames than tokens says nothing.
@@ -46,7 +44,7 @@ def count_word_errors(
     words, counts = list(words), [0, 0]
     # One change at a time: the neighbours of a word that is left out seem to be left out as well.
     while len(words) > 2:
-        excess = word_gains(log_probs, words) - np.array(min_gains)[:, None]
+        excess = word_gains(log_probs, words) - np.array(MIN_GAINS)[:, None]
         repeats, index = np.unravel_index(excess.argmax(), excess.shape)
         if excess[repeats, index] <= 0.0:
             break
@@ -56,16 +54,11 @@ def count_word_errors(
 
 
 def word_gains(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> np.ndarray:
-    """Return by how much speech fits its text better without each word, and with it twice.
+    """Return by how many nats speech fits its text better without each word, and with it twice.
 
-    A word that is not spoken has tokens that no frame resembles, and one that is spoken twice has
-    frames that no token resembles. The gain is in nats, float [2, words between the first and the
-    last item].
-
-    Args:
-        log_probs: [T, columns], log-probability of each token in each frame; column BLANK_ID is of
-            what may stand between any two of them.
-        words: columns of the tokens of each, int [N], see `split_words`.
+    Log-probabilities of tokens in frames, [T, columns], where column BLANK_ID is of what may stand
+    between any two of them, and the columns of each word, int [N], see `split_words` -> float [2,
+    words between the first and the last item].
     """
     until, since = word_paths(log_probs, words)
     # The words before a cut, then those behind it.
@@ -76,10 +69,7 @@ def word_gains(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> np.ndarray
 
 
 def word_paths(log_probs: np.ndarray, words: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log-probabilities of the words until each, and from each on; [T + 1, words + 1].
-
-    Of their likeliest paths through the frames before a cut and through those behind it.
-    """
+    """Return `path_log_probs` of the words until each, and from each on; [T + 1, words + 1]."""
     until = path_log_probs(log_probs, words)
     since = path_log_probs(log_probs[::-1], [word[::-1] for word in words[::-1]])
     return until, since[::-1, ::-1]

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -127,10 +128,7 @@ class VocoderEvaluator:
         self.columns = {"neural": self._copies_by(self._vocoder, throttle)} | self._fixed
         columns = {name: copies.metrics for name, copies in self.columns.items()}
         common = metrics.with_common_scores(columns)
-
-        def measure(rows: Sequence[int]) -> Metrics:
-            return metrics_of_rows(common, rows)
-
+        measure = partial(metrics_of_rows, common)
         notes = self._notes()
         if self._evaluation.options.perceptual:
             notes += metrics.missing_packages(metrics.SCORES)
@@ -174,7 +172,7 @@ class VocoderEvaluator:
         return Copies(first, measured, factors)
 
     def _notes(self) -> list[str]:
-        """Return notes on what was measured, how, and of which speakers."""
+        """Return notes on what is measured, how, and of which speakers."""
         count = len(self.utterances)
         speech_s = sum(map(len, self._fixed["recordings"].waves)) / sample_rate_hz()
         seeds = ", ".join(map(str, self._seeds))

@@ -48,8 +48,7 @@ def vocoder_features(
 ) -> dict:
     """Compute VOCODER_FEATURES from VOCODER_INPUTS: log-mel and F0 of a segment of each utterance.
 
-    These are the mel and F0 of the whole utterance, cut out. CONTEXT_FRAMES more are cut out on
-    each side of a segment.
+    They are those of the whole utterance, with CONTEXT_FRAMES more on each side of a segment.
     """
     stretch = _cut_stretch(waves, segment_frames, at_random)
     # As in a whole utterance, its mel sees its reflection outside, and F0 zeros.

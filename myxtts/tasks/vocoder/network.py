@@ -86,12 +86,7 @@ SIZES = {
 
 
 class Vocoder(keras.Model):
-    """The vocoder network.
-
-    Args:
-        refine_mel: the mels are those of a voice, and the network brings them closer to those of
-            recordings first.
-    """
+    """The vocoder network; with `refine_mel` it first moves a voice's mels towards recordings'."""
 
     LOSS_NAMES = ("spectral", "complex", "mel", "pitch", "voicing", "phase")
 
@@ -133,15 +128,9 @@ class Vocoder(keras.Model):
         """Compute the losses of VOCODER_FEATURES, as fractions of the whole step's losses.
 
         Their sum over all batches and replicas of a step is the mean over that step's frames: a row
-        counts as many times as its utterance has frames. Empty rows add nothing. The CONTEXT_FRAMES
-        at the ends do not count.
-
-        Returns:
-            Losses, float32 scalars, weighted: `spectral`, see `multi_resolution_stft_loss`;
-            `complex`, see `complex_stft_loss`; `mel`, the mean absolute error of the log-mel;
-            `pitch` and `voicing`, cross-entropies of the pitch head; `phase`, the squared error of
-            its phasor.
-            Outputs: `wave` float32 [B, T * 256].
+        counts as many times as its utterance has frames. The CONTEXT_FRAMES at the ends do not
+        count. `mel` is the mean absolute error of the log-mel. Outputs: `wave` float32 [B, T *
+        256].
         """
         mel = target_mel = batch["mel"]
         target = batch["wave"]
@@ -415,10 +404,10 @@ def _times(x, matrix: np.ndarray):
 
 
 def multi_resolution_stft_loss(wave, target):
-    """Compute spectral convergence plus the mean error of log magnitudes, at several resolutions.
+    """Compute spectral convergence plus the mean error of log magnitudes, over STFT_SAMPLES.
 
-    The mean over STFT_SAMPLES (Yamamoto, Song & Kim 2020, Parallel WaveGAN, section 2.2; Arik, Jun
-    & Diamos 2018): float32 [B, samples] twice, at least 2048 samples -> float32 [B].
+    (Yamamoto, Song & Kim 2020, Parallel WaveGAN, section 2.2; Arik, Jun & Diamos 2018.) float32 [B,
+    samples] twice, at least 2048 samples -> float32 [B].
     """
 
     def loss(size):
@@ -430,11 +419,10 @@ def multi_resolution_stft_loss(wave, target):
 
 
 def complex_stft_loss(wave, target):
-    """Compute the spectral convergence of complex spectra with compressed magnitudes.
+    """Compute the spectral convergence of complex spectra over COMPLEX_STFT_SAMPLES.
 
     The magnitudes are raised to COMPRESSION, so that quiet parts also count (Braun & Tashev 2021).
-    The mean over COMPLEX_STFT_SAMPLES: float32 [B, samples] twice, at least 1024 samples -> float32
-    [B], 0 for equal waves, and about 1 for a silent wave.
+    float32 [B, samples] twice, at least 1024 samples -> float32 [B], about 1 for a silent wave.
     """
 
     def convergence(size):

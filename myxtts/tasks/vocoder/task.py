@@ -56,15 +56,11 @@ class VocoderTask(Task):
         return at_loudness(extractor, config.data.loudness)
 
     def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
-        model = config.model
-        refine_mel = config.teacher.teacher is not None
-        if inference:
-            return build_vocoder(model.model_size, inference, refine_mel=refine_mel)
         return build_vocoder(
-            model.model_size,
-            config.training.precision,
-            refine_mel=refine_mel,
-            gradient_checkpointing=model.gradient_checkpointing,
+            config.model.model_size,
+            inference or config.training.precision,
+            refine_mel=config.teacher.teacher is not None,
+            gradient_checkpointing=config.model.gradient_checkpointing and not inference,
         )
 
     def activation_bytes(self, config: Config, sizes: dict[str, int]) -> int:
@@ -82,10 +78,7 @@ class VocoderTask(Task):
 
 
 class LogMelError:
-    """Mean absolute error of the log-mels of vocoded segments, in dB; see `tasks.base.Metric`.
-
-    Utterances count equally.
-    """
+    """Mean absolute error of the log-mels of vocoded segments, in dB; utterances count equally."""
 
     def __init__(self) -> None:
         self._errors_db: list[float] = []

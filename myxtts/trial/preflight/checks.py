@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from myxtts.base.terminal import printable
+from myxtts.base.console import printable
 from myxtts.devicefeed.errors import UserError
 
 MARKS = {"passed": "✅", "failed": "❌", "warning": "⚠️"}
@@ -46,19 +46,13 @@ def recommended(condition: bool, name: str, expected: str, found: str, to_do: st
 
 
 def failed_by(error: Exception, name: str, expected: str) -> Check:
-    """Return a failed check for an error: its first sentence is what was found, the rest is what to
-    do.
-    """
+    """Return a failed check: an error first says what was found, and then what to do."""
     found, *to_do = re.split(r"(?<=[.:]) (?=[A-Z])", " ".join(str(error).split()), maxsplit=1)
     return Check("failed", name, expected, found.rstrip("."), "".join(to_do))
 
 
 class Report:
-    """Runs sections of checks, prints each check when it is made, and collects all of them.
-
-    Attributes:
-        sections: checks by title.
-    """
+    """Runs sections of checks, prints each check when it is made, and keeps them by title."""
 
     def __init__(self) -> None:
         self.sections: dict[str, list[Check]] = {}
@@ -66,9 +60,7 @@ class Report:
     def run(
         self, title: str, checks: Iterator[Check] | Generator[Check, None, Result]
     ) -> Result | None:
-        """Run a section; return its result, or None if an error ended it. The error becomes the
-        last check.
-        """
+        """Run a section; return its result, or None if an error, its last check, ended it."""
         # Checks are printed as the generator yields them, so that a slow section shows where it is.
         self.sections[title] = []
         print(f"\n{len(self.sections)}  {title}", flush=True)

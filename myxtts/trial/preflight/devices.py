@@ -26,9 +26,7 @@ def check_placement(
 ) -> Generator[Check, None, OpenRun | None]:
     """Configure the devices as a run does; returns the open run, or None if it is impossible.
 
-    Args:
-        resources: closes the run.
-        advice: further sentence on an impossible placement.
+    `resources` closes the run; `advice` ends the message about an impossible placement.
     """
     data = named_data_gpus(start.config.placement)
     models = named_gpus(start.config.placement)[len(data) :] or (0,)
@@ -106,9 +104,7 @@ def check_device(
 def check_copies(route: Route, batch: Batch, step_s: float) -> Iterator[Check]:
     """Check the copies of a route with one data device.
 
-    Args:
-        batch: the heaviest, on the model device.
-        step_s: seconds of its step.
+    `batch` is the heaviest one, on the model device, and `step_s` are the seconds of its step.
     """
     if route.data == route.model:
         expected = "no copies: one device makes batches and trains"

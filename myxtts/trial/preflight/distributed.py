@@ -32,12 +32,9 @@ class ClusterResult(NamedTuple):
 
     Attributes:
         replicas: of all workers.
-        device_type: `CPU` or `GPU`.
         sum_error: largest error of an all-reduced sum of known numbers.
-        all_reduce_s: by bytes of a float32 tensor, the median time from the call until the sum can
-            be read.
-        weight_differences: for each replica, the largest between a weight trained by all workers
-            together and by its process alone.
+        all_reduce_s: by bytes of a float32 tensor, the median time until the sum can be read.
+        weight_differences: for each replica, the largest between training with all and alone.
         largest_update: the largest change of a weight by training.
     """
 
@@ -57,8 +54,7 @@ class ClusterResult(NamedTuple):
 def check_cluster(cluster: Cluster, gpus: int | None) -> ClusterResult:
     """Join the other workers and measure; raises UserError if one is missing or was lost.
 
-    Args:
-        gpus: number of GPUs to use on this worker; None uses its share of all on its host.
+    `gpus` is the number of GPUs of this worker; None is its share of all on its host.
     """
     used = _configure_gpus(cluster, gpus)
     with worker_group(cluster, len(used), gpu_names=gpu_names(used)) as strategy:
@@ -113,9 +109,7 @@ def _all_reduce_sum(
 
 
 def _train_both_ways(strategy: tf.distribute.Strategy) -> tuple[float, float]:
-    """Train on the same batches with all workers and alone; return the largest difference of a
-    weight between the two, and the largest change of a weight by training.
-    """
+    """Return the largest difference of a weight trained with all and alone, and largest change."""
     # TensorFloat-32 would round products to 10 bits, and the comparison is within 1e-5.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     with strategy.scope():
@@ -189,9 +183,7 @@ def cluster_checks(result: ClusterResult) -> Iterator[Check]:
 
 
 def all_reduce_table(result: ClusterResult) -> Iterator[str]:
-    """Format the all-reduce times by size. A ring sends 2 (n - 1) / n times as many bytes over each
-    link.
-    """
+    """Format the times by size; each link of a ring carries 2 (n - 1) / n times as many bytes."""
     yield f"{'bytes':>12} {'median':>12} {'GB/s':>8}"
     for size, seconds in result.all_reduce_s.items():
         yield f"{size:>12,} {1e3 * seconds:>9.2f} ms {size / seconds / 1e9:>8.3f}"

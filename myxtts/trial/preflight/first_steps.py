@@ -31,6 +31,7 @@ from myxtts.run.memory import MemoryForecast
 from myxtts.run.observation import Snapshot, make_validation
 from myxtts.run.schedule import ConstantRates, Schedule
 from myxtts.run.setup import OpenRun, RunCorpora, TrainingSetup
+from myxtts.run.shares import forget_peaks
 from myxtts.run.state import TrainingState
 from myxtts.run.step import Step, is_scaled
 from myxtts.tasks.contract import empty_batch
@@ -99,9 +100,7 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
     yield check_disk_space(state, config)
     pipeline = setup.training_pipeline(synchronize=True)
     step = setup.make_step()
-    if placement.on_gpu:
-        for device in placement.devices:
-            tf.config.experimental.reset_memory_stats(device.name[1:])
+    forget_peaks(placement, [device.name for device in placement.devices])
     observe = heaviest_observation(setup) if config.run.uses_held_out else lambda: None
     for bucket in heaviest_buckets(plan):
         batch = describe_batch(plan, state.step + 1, bucket)
@@ -123,9 +122,7 @@ def check_model(run: OpenRun, corpora: RunCorpora) -> Generator[Check, None, Tri
 
 
 def check_tensors(state: TrainingState, size: str) -> Check:
-    """Check that everything a step changes and the outputs of an eager forward pass are on the
-    model devices; raises PlacementError if not.
-    """
+    """Check that variables and the outputs of a forward pass are on the model devices."""
     state.require_devices()
     with tf.device(state.device):
         losses, outputs = state.model(empty_batch(state.model.BATCH_FIELDS))
@@ -140,9 +137,7 @@ def check_tensors(state: TrainingState, size: str) -> Check:
 
 
 def check_disk_space(state: TrainingState, config: Config) -> Check:
-    """Check the disk space for the checkpoints that a run keeps, the best one and the one that is
-    being written, and for its other files.
-    """
+    """Check the space for kept checkpoints, the best and the one being written, and for logs."""
     variables = chain.from_iterable(group.values() for group in state.variables().values())
     size_mib = sum(v.shape.num_elements() * v.dtype.size for v in variables) / 2**20
     count = config.run.keep_checkpoints + 2
@@ -207,8 +202,7 @@ def full_step(
 ) -> list[ReplicaBatches]:
     """Return the microbatches of the longest step of a bucket; call `observe` behind it.
 
-    Both happen with as many batches on the data devices as in a run: full buffers, the batches that
-    a step takes ahead, and one of the observer.
+    The data devices hold as much as in a run, with a batch of the observer.
     """
     plan, config = setup.corpora.training.plan, setup.config
     of_buffers = config.data.prefetch_buffer_size * len(setup.replicas.routes[0].data_devices)
@@ -234,9 +228,8 @@ def take_steps(
 ) -> tuple[dict[str, float], list[float], list[Batch]]:
     """Take two steps, or more until a loss scale no longer overflows; the first one may trace.
 
-    A step has all its microbatches; they are repeated if the corpus has no full step of the bucket.
-    As many are on the model devices as in a run. Return losses and norm of the last step, the
-    seconds of each step, and a microbatch.
+    Microbatches are repeated if the corpus has no full step of the bucket. Return losses and norm
+    of the last step, the seconds of each step, and a microbatch.
     """
     rates = ConstantRates(schedule.learning_rate(0), schedule.ema_decay(0))
     features = [[batch.features for batch in batches] for batches in microbatches]
@@ -258,8 +251,7 @@ def take_steps(
 def magnitudes_of(state: TrainingState) -> np.ndarray:
     """Return the sum of the absolute values of each trained variable, float64 [trained variables].
 
-    A sum is not finite if one of the values is not. In float32, the first update of a weight, 1e-6,
-    would be lost.
+    Float32 would lose the first update of a weight, 1e-6.
     """
     with tf.device(state.device):
         return np.array(
@@ -288,9 +280,7 @@ def check_update(
 
 
 def check_gpu_memory(placement: Placement, setup: TrainingSetup) -> Iterator[Check]:
-    """Check the peak of the memory in use on each device during the heaviest steps and observation,
-    and what an evaluation takes in addition.
-    """
+    """Check the peak of each device in the heaviest steps, and what evaluations take besides."""
     for device in (device.name for device in placement.devices):
         peak_mib = tf.config.experimental.get_memory_info(device[1:])["peak"] / 2**20
         limit_mib = device_memory_mib(device)
@@ -359,14 +349,10 @@ def check_pipeline(trial: Trial, steps: int) -> Iterator[Check]:
 # What both have in common is time that the second device saved. It must be more than nothing, and
 # with a device of its own at least half of the shorter of the two.
 def check_overlap(spans: Sequence[Span], data_device: str, bottleneck: str, dual: bool) -> Check:
-    """Check that a data device produces while steps run.
+    """Check that a data device produces while steps run, by the spans and bottleneck of a clock.
 
-    The batches of a step are ready before the step, so that all common time counts.
-
-    Args:
-        spans: of a clock; the samples of a batch are read before its producer works.
-        bottleneck: the slowest stage, by the same clock.
-        dual: batches are made on a device of their own.
+    Batches are ready before their step, so all common time counts. `dual`: they are made on a
+    device of their own.
     """
     producing = [s for s in spans if s.lane == data_device and s.kind == "produce"]
     training = step_spans(spans)

@@ -42,11 +42,10 @@ class Audit(NamedTuple):
 # of that kind. What is found nowhere is listed with its function, so that a developer finds the
 # line.
 def audit(function) -> Audit:
-    """Look up every operation of a concrete function in TensorFlow's kernel registry.
+    """Look up every operation of a concrete function, and of what it calls, in the registry.
 
-    Covers all functions it calls: branches, loops, calls, gradients. An operation needs a GPU
-    kernel whose type constraints its attributes meet, or XLA's GPU kernel in a function that XLA
-    compiles. The audit does not tell where an operation runs. It needs no GPU.
+    An operation needs a GPU kernel whose type constraints its attributes meet, or XLA's in a
+    function that XLA compiles. The audit needs no GPU, and does not tell where an operation runs.
     """
     _register_xla_kernels()
     library = gpu_variants(function.graph.as_graph_def().library)

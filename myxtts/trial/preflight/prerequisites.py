@@ -160,13 +160,11 @@ def check_kernels(capability: tuple[int, int], built: Sequence[str]) -> Check:
 
 
 def code_for(capability: tuple[int, int], built: Sequence[str]) -> str:
-    """Return what a build of TensorFlow has for a card: native code, PTX that the driver compiles,
-    or none.
+    """Return what a build of TensorFlow has for a card: native code, PTX for the driver, or none.
 
-    Native code of a capability runs on cards with the same major number and the same or a higher
-    minor number; PTX on all cards of the same or a higher capability (CUDA C++ Programming Guide,
-    "Application Compatibility"). `built` is such as sm_80 (native) and compute_90 (PTX, and native
-    for 9.0).
+    Native code runs on cards with the same major number and the same or a higher minor one; PTX on
+    all of the same or a higher capability (CUDA C++ Programming Guide, "Application
+    Compatibility"). `built` is such as sm_80 (native) and compute_90 (PTX, and native for 9.0).
     """
     major, minor = capability
     code = "none"
@@ -181,9 +179,7 @@ def code_for(capability: tuple[int, int], built: Sequence[str]) -> str:
 
 
 def package_requirements() -> list[Requirement]:
-    """Read what training requires from the installed package, with the extras train and text, or
-    from requirements.txt in a plain checkout.
-    """
+    """Return what training requires, by the installed package or a checkout's requirements.txt."""
     try:
         lines = metadata.requires("myxtts") or []
     except metadata.PackageNotFoundError:
@@ -234,9 +230,7 @@ def write_error(folder: Path) -> str:
 
 
 def driver_version() -> str | None:
-    """Return the version of the loaded driver, or None without one. WSL has no /proc entry, so
-    nvidia-smi is used.
-    """
+    """Return the version of the loaded driver, or None. WSL has no /proc entry, but nvidia-smi."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -42,8 +42,7 @@ EXAMPLES = 3
 # loaded before the model trains, which needs it; its checks are printed last. All files go to a
 # temporary folder.
 def validate(config: Config, steps: int) -> Report:
-    """Check a run with these settings and print the checks. Nothing written remains, except the
-    demo corpus.
+    """Check a run with these settings and print the checks; only a demo corpus remains.
 
     At most so many steps go through the pipeline. If the settings name no GPU, batches are made on
     GPU 0 and the model is on GPU 1. Raises UserError if they are wrong for any machine and corpus.

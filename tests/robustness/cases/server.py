@@ -104,7 +104,7 @@ class Server:
     def _process(self) -> subprocess.Popen:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.wyoming_port = free.getsockname()[1]
-        command = [sys.executable, "-m", "myxtts", "serve", "--model", str(self._lab.voice)]
+        command = [sys.executable, "-m", "myxtts", "serve", "--voice", str(self._lab.voice)]
         command += ["--port", "0", "--wyoming-port", str(self.wyoming_port)]
         process = subprocess.Popen(
             command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

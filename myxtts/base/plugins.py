@@ -54,7 +54,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "tar_shards": "myxtts.extras.store.tar_shards:read_tar_shards",
         "audio": "myxtts.corpus.layouts:read_folder",
     },
-    "hooks": {"sync": "myxtts.extras.jobs.hook:make"},
+    "hooks": {"sync": "myxtts.extras.jobs.sync:make_hook"},
     "stores": {"obstore": "myxtts.extras.store.stores:open_store"},
 }
 

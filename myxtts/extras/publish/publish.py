@@ -47,7 +47,6 @@ def publish_run(
     trained.check_task("tts")
     choice = trained.select_vocoder(vocoder)
     with complete_folder(out) as folder:
-        folder.mkdir()
         export_run(
             run,
             folder / "onnx",

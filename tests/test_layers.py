@@ -33,21 +33,21 @@ BUDGETS = {
     "audio": 1615,
     "text": 1780,
     "distributed": 885,
-    "corpus": 2152,
+    "corpus": 2177,
     "placement": 1153,
     "speak": 630,
     "batches": 1517,
     "checkpoints": 1023,
     "report": 1679,
     "tasks": 7310,
-    "run": 3786,
+    "run": 3788,
     "trial": 3080,
-    "commands": 930,
-    "extras": 7642,
+    "commands": 890,
+    "extras": 8200,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
-PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+PYPI_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "yaml": "pyyaml", "hibari": "hibari-tts"}
 PROOF_TEST = re.compile(r"test_(boundaries|worst_values|gpu_proof|proof_\w+)\.py|numerics\.py")
 PRIVATE = {PACKAGE / "base/tf_internals.py", PACKAGE / "devicefeed/internals.py"}
 PRIVATE_MODULES = ("tensorflow.python", "tensorflow.compiler", "tensorflow.core", "keras.src")
@@ -60,6 +60,7 @@ batches.plan batches.corpora tasks.registry checkpoints.files checkpoints.run_fo
 checkpoints.trained_run report.assess report.page trial.auto trial.gpu_usage trial.candidates
 tasks.tts.speech_file speak extras.export.web tasks.tts.run_speaker extras.serve.sound
 extras.jobs.launcher extras.jobs.merge extras.jobs.status extras.jobs.shards commands __main__
+extras.speakers
 """.split()
 
 
@@ -84,7 +85,7 @@ class LayersTest(unittest.TestCase):
     def test_no_task_and_no_extra_imports_another_one(self):
         """But for the recogniser that judges a voice, and extras that are built on another one."""
         allowed = {"evaluation": {"asr"}, "inspect": {"align"}, "voice": {"inspect"}}
-        allowed |= {"publish": {"export"}}
+        allowed |= {"publish": {"export"}, "speakers": {"inspect"}}
         for folder, shared in (("tasks", {"evaluation"}), ("extras", set())):
             columns = {path.name for path in (PACKAGE / folder).iterdir() if path.is_dir()}
             for path in (PACKAGE / folder).rglob("*/*.py"):

@@ -8,6 +8,7 @@ out.
     corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout
     hooks      make(TrainingSetup, Checkpoints, StopRequest) -> Hook or None; before the feed opens
     stores     open(url) -> Store, or None for a URL that another one opens
+    speakers   open(source, voice) -> CorpusSpeaker, or None for a source of another kind
 """
 
 import logging
@@ -35,7 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "jobs": "myxtts.extras.jobs.jobs_command",
         "merge": "myxtts.extras.jobs.merge_command",
         "shard": "myxtts.extras.jobs.shard_command",
-        "corpus": "myxtts.commands.corpus",
+        "corpus": "myxtts.extras.speakers.corpus_command",
         "text": "myxtts.commands.text",
         "align": "myxtts.extras.align.align_command",
         "inspect": "myxtts.extras.inspect.inspect_command",
@@ -56,6 +57,12 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "hooks": {"sync": "myxtts.extras.jobs.hook:make"},
     "stores": {"obstore": "myxtts.extras.store.stores:open_store"},
+    "speakers": {
+        "hibari": "myxtts.extras.speakers.speaker:open_hibari",
+        "kokoro": "myxtts.extras.speakers.speaker:open_kokoro",
+        "route": "myxtts.extras.speakers.speaker:open_route",
+        "voice": "myxtts.extras.speakers.speaker:open_voice",
+    },
 }
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -109,7 +110,8 @@ def differences(
 
 
 def settings(task: str, accumulation: int, precision: str, corpus: str | None) -> Config:
-    given = {"task": task, "train_data": corpus, "model_size": "tiny", "precision": precision}
+    given: dict[str, Any] = {"task": task, "train_data": corpus, "precision": precision}
+    given |= {"model_size": "tiny"}
     given |= {"text_frontend": "characters", "batch_size": BATCH_SIZE, "buckets": 2}
     given |= {"prefetch_buffer_size": 1, "gradient_accumulation": accumulation}
     # With a warm-up of 5 steps, TTS training is unstable: a difference in the last bit grew to

@@ -21,13 +21,14 @@ from unittest import mock
 from myxtts.base import files, plugins
 from myxtts.base.console import report_errors, set_environment
 from myxtts.base.errors import ConfigError, DataError
-from myxtts.commands import corpus, main, train
+from myxtts.commands import main, train
 from myxtts.config.flags import SECTIONS, SETTINGS
 from myxtts.config.load import load
 from myxtts.config.parser import bounded, setting_help
 from myxtts.config.schema import Config
 from myxtts.extras.jobs import jobs_command as jobs
 from myxtts.extras.jobs import shard_command as shard
+from myxtts.extras.speakers import corpus_command as corpus
 from tests.fixtures import FolderCase
 
 ROOT = Path(__file__).parents[1]

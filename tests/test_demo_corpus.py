@@ -13,9 +13,9 @@ import numpy as np
 import soundfile
 
 from myxtts.base.errors import ConfigError, DataError
-from myxtts.commands import corpus
 from myxtts.corpus import demo_corpus
 from myxtts.corpus.demo_corpus import EDGE_SAMPLES, MAX_SPEAKERS, load_grammar, make_demo_corpus
+from myxtts.extras.speakers import corpus_command as corpus
 from myxtts.text.espeak import PAUSE, EspeakVoice, shared
 from tests.fixtures import files_below, temporary_folder
 

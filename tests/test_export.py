@@ -253,7 +253,7 @@ class Exported(unittest.TestCase):
             mock.patch("tensorflow.saved_model.save", side_effect=refused),
             self.assertRaises(OSError) as raised,
         ):
-            export.write_export(export.Export(StubModule(), {}, {}), self.folder / "full")
+            export.write_saved_model(StubModule(), {}, {}, self.folder / "full")
         error = raised.exception
         self.assertEqual((error.errno, error.filename), (28, str(self.folder)))
         self.assertFalse((self.folder / "full").exists())

@@ -28,7 +28,7 @@ from myxtts.config.load import load
 from myxtts.config.schema import Config, TrainingConfig
 from myxtts.extras.jobs import merge_command as merge_checkpoints
 from myxtts.extras.jobs.merge import layer_distances, layer_table, merge, read_held_out, read_input
-from myxtts.extras.jobs.verdict import CRITERIA, Measurement, MelDistortion, Verdict, distortion_db
+from myxtts.extras.jobs.verdict import Measurement, MelDistortion, better_input, distortion_db
 from tests.fixtures import FolderCase, entered, reported
 from tests.tiny import arrays_of, features, on_device
 from tests.tiny_asr import asr_run, cached_transcriber, small_asr_models
@@ -357,10 +357,10 @@ class LayerDistanceTest(Case):
 
 
 class VerdictTest(unittest.TestCase):
-    def verdict(self, *measurements: tuple[float, float]) -> Verdict:
+    def verdict(self, *measurements: tuple[float, float]) -> tuple[int | None, str]:
         """Return the verdict on (metric, loss) of the first input, the second and their mean."""
-        first, second, merged = (Measurement(*values) for values in measurements)
-        return Verdict({"A": first, "B": second}, merged, CRITERIA["asr"], "note")
+        named = zip(("A", "B", "merged"), map(Measurement._make, measurements), strict=True)
+        return better_input(dict(named), "character error rate")
 
     def test_the_metric_decides_or_the_loss_if_the_metrics_are_equal(self):
         for measurements, better in (
@@ -374,10 +374,10 @@ class VerdictTest(unittest.TestCase):
             (((0.2, 1.0), (0.3, 0.8), (0.2021, 0.5)), 0),
         ):
             with self.subTest(measurements=measurements):
-                found, sentence = self.verdict(*measurements).better_input()
+                found, sentence = self.verdict(*measurements)
                 self.assertEqual(found, better)
                 self.assertIn("as good as" if better is None else "which are kept", sentence)
-        _, sentence = self.verdict((0.3, 1.0), (0.2, 0.8), (0.1, 0.9)).better_input()
+        _, sentence = self.verdict((0.3, 1.0), (0.2, 0.8), (0.1, 0.9))
         values = "of B (character error rate 0.100, loss 0.9000 against character error rate 0.200"
         self.assertIn(values, sentence)
 
@@ -449,7 +449,7 @@ class ASRRuns(unittest.TestCase):
         silent, working = self.make_run("silent", 100.0), self.make_run("working", 0.0)
         held_out = self.workspace.corpus.with_name("held_out.csv")
         self.addCleanup(shutil.copy(self.workspace.corpus, held_out).unlink)
-        with self.assertLogs("myxtts.extras.jobs.merge", "WARNING") as logs:
+        with self.assertLogs("myxtts.extras.jobs.verdict", "WARNING") as logs:
             code, out = self.merge(silent, working, val_data=str(held_out))
         self.assertEqual(code, 1, out)
         kept = latest(working / "checkpoints")

@@ -74,6 +74,15 @@ class PublishTest(unittest.TestCase):
         facts = publish.card_facts(TrainedRun.open(self.out), self.out, "Hello.")
         self.assertEqual((facts["commit"], facts["utterances"]), ("FILL IN", "FILL IN"))
 
+    def test_the_card_names_the_voices_that_spoke_the_corpus(self):
+        ann = {"name": "ann", "model": "hum", "version": "1", "voice": "a", "source": "PyPI hum"}
+        ann |= {"sha256": "ab", "licence": "", "consent": "synthetic"}
+        ancestry = {"speakers": [ann, ann | {"voice": "b"}], "texts": {"from": "own, CC0"}}
+        card = publish.origin(ancestry)
+        spoken = "hum 1 a, FILL IN its licence, from PyPI hum, SHA-256 ab and by hum 1 b, "
+        self.assertIn(f"texts: own, CC0; spoken by {spoken}", card["data"])
+        self.assertIn("spoken the corpus. hum 1 a: synthetic; hum 1 b: synth", card["consent"])
+
     def test_a_url_is_fetched_once_and_checked(self):
         url = f"file://{self.out}"
         fetched = local_run(url)

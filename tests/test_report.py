@@ -21,7 +21,7 @@ from myxtts.base.progress import Observation
 from myxtts.config.flags import with_values
 from myxtts.config.schema import Config, LocalSGDConfig
 from myxtts.devicefeed.times import Span, Timeline, Times
-from myxtts.extras.jobs.page import JobsPage, merge_marks
+from myxtts.extras.jobs.status import JobsPage, LauncherState, merge_marks
 from myxtts.report import overview, samples
 from myxtts.report import page as run_page
 from myxtts.report.metrics import POINTS, History, Series, read_last_report, validation_scores
@@ -509,9 +509,10 @@ def make_jobs(folder: Path) -> Path:
     process = {"state": "done", "restarts": 1}
     processes = dict.fromkeys(("warmstart", "gpu0", "gpu1", "merge"), process)
     state = {
+        "host": "",
         "stage": "done",
         "total_steps": 60,
-        "immutable": {"gpus": [0, 1], "warmstart_steps": 20, "sync_every": 25},
+        "immutable": {"gpus": [0, 1], "warmstart_steps": 20, "sync_every": 25, "corpus": {}},
         "processes": processes | {"gpu1": process | {"state": "running"}},
         "merge": {"job_steps": {"gpu0": 60, "gpu1": 60}, "exit_code": 0},
     }
@@ -521,7 +522,7 @@ def make_jobs(folder: Path) -> Path:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / name / "metrics.jsonl").write_text(text)
     (folder / "launcher.json").write_text(json.dumps(state))
-    return JobsPage(folder).write()
+    return JobsPage(folder, LauncherState(**state)).write()
 
 
 class SeveralRuns(Folder):
@@ -535,11 +536,13 @@ class SeveralRuns(Folder):
         self.assertEqual([job["gpu"] for job in data["jobs"].values()], [None, 0, 1])
         marks = [[step, "weights averaged"] for step in (25, 50, 60)]
         self.assertEqual(data["marks"], [*marks, [60, "merge of gpu0, gpu1"]])
-        self.assertIn("Merged: gpu0 (step 60), gpu1 (step 60).", data["merge"])
+        result = "The result is the merge of gpu0 (step 60), gpu1 (step 60)."
+        self.assertEqual(data["merge"], result)
 
     def test_a_warm_start_averages_no_weights(self):
-        immutable = {"warmstart_steps": 50, "sync_every": 25}
-        marks = merge_marks({"total_steps": 100, "immutable": immutable}, step=99)
+        immutable = {"gpus": [0, 1], "warmstart_steps": 50, "sync_every": 25, "corpus": {}}
+        state = LauncherState(host="", total_steps=100, immutable=immutable)
+        marks = merge_marks(state, step=99)
         self.assertEqual([step for step, _ in marks], [75])
 
     def test_a_job_is_among_all_runs_and_has_no_overview_of_its_own(self):

@@ -42,7 +42,8 @@ class VoiceTest(FolderCase):
         self.enterContext(mock.patch.object(voice.TrainedRun, "newest", self.newest))
         self.enterContext(mock.patch.object(voice, "visible_gpus", list))
 
-    def fake_run(self, command, *words, stop):
+    def fake_run(self, argv, stop):
+        command, *words = argv
         options = dict(zip(words[::2], words[1::2], strict=False))
         self.ran.append((command, options.get("--run", Path(options.get("--config", "")).stem)))
         if code := self.codes.get(self.ran[-1], 0):

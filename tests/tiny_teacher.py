@@ -1,7 +1,7 @@
 """Teachers without training, as networks and as a run, and what a producer makes with one."""
 
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import keras
@@ -16,7 +16,7 @@ from myxtts.commands import train
 from myxtts.devicefeed.contract import FeatureExtractor
 from myxtts.devicefeed.producer import ProduceFunction
 from myxtts.extras.jobs.merge import read_input
-from myxtts.extras.jobs.verdict import Coefficients, Measurement, make_evaluator
+from myxtts.extras.jobs.verdict import Measurement, make_evaluator
 from myxtts.run.setup import run_record
 from myxtts.tasks.registry import length_rule_of, task_of
 from myxtts.tasks.tts.alignment_choice import search_of
@@ -75,7 +75,7 @@ def spoken_inputs() -> dict:
     )
 
 
-def merge_evaluator(run: Path) -> Callable[[Coefficients], Measurement]:
+def merge_evaluator(run: Path) -> Callable[[Sequence[float]], Measurement]:
     """Return what measures merges of the checkpoints of a run after 2 and 4 steps."""
     inputs = [read_input(run / f"checkpoints/step-00000{step}") for step in (2, 4)]
     config, known = inputs[0].record.settings, inputs[0].record.inherited_vocabulary

@@ -7,6 +7,7 @@ installed package adds its own as entry points of `myxtts.GROUP`.
     corpora    reader(CorpusOptions) -> Layout, Rows or None for another layout
     hooks      make(TrainingSetup, Checkpoints, StopRequest) -> Hook or None; before the feed opens
     stores     open(url) -> Store, or None for a URL that another one opens
+    speakers   open(source, voice) -> CorpusSpeaker, or None for a source of another kind
 """
 
 import logging

@@ -29,6 +29,7 @@ from myxtts.batches.plan import Plan, planned_steps
 from myxtts.config.checks import inactive_settings
 from myxtts.config.flags import values_of
 from myxtts.config.schema import TrainingConfig, flag_of
+from myxtts.corpus.ancestry import read_ancestry
 from myxtts.devicefeed.handover import HANDED_OVER_AHEAD
 from myxtts.placement.devices import describe
 from myxtts.run.loop import NonFiniteLoss, StepOutOfMemory
@@ -183,6 +184,7 @@ def describe_run(setup: TrainingSetup) -> dict[str, Any]:
         "total_steps": setup.schedule.total_steps,
         "steps_per_epoch": plan.steps_per_epoch,
         "utterances": len(plan.samples),
+        "ancestry": read_ancestry(config.data.train_data),
         "numbers": derived_numbers(setup),
         "buckets": buckets,
         "versions": {

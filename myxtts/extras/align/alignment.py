@@ -69,11 +69,10 @@ def align_corpus(
     language: str | None = None,
     **reading,
 ) -> None:
-    """Write the times of the words of each recording, and list how well each text fits.
+    """Write the times of the words of each recording, in a form of `times.FORMS`.
 
-    The folder gets a file of each recording, in a form of `times.FORMS`, `alignment.csv` and
-    `rejected.csv`. `language` is for rows without one, by default the run's; `reading` has other
-    options of `read_corpus`. Raises UserError if the run, the corpus or the folder is unusable.
+    `language` is for rows without one, by default the run's; `reading` has other options of
+    `read_corpus`. Raises UserError if the run, the corpus or the folder is unusable.
     """
     trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     record = trained.record

@@ -6,13 +6,11 @@ the audio format and the vocoder; a voice adds ids, text front end and default o
 """
 
 import logging
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,7 +19,7 @@ from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
 from myxtts.audio.vocoder import OnnxVocoder, VocoderProtocol
 from myxtts.base.errors import ConfigError
-from myxtts.base.files import check_writable, write_json
+from myxtts.base.files import check_writable, new_folder, write_json
 from myxtts.checkpoints.files import Record
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.config.schema import PlacementConfig
@@ -41,14 +39,6 @@ WAVE_SIGNATURE = (tf.TensorSpec([None], tf.float32, "wave"),)
 log = logging.getLogger(__name__)
 
 
-class Export(NamedTuple):
-    """A module of functions and variables without Keras, its signatures and metadata.json."""
-
-    module: tf.Module
-    signatures: dict[str, Any]
-    document: dict[str, Any]
-
-
 # Everything that can be wrong is checked before the network is built: the folder, the vocoder, the
 # flags that do not go together, the packages of a page. Then one of three exports is written into a
 # hidden folder beside the target and renamed: a SavedModel of a voice, a SavedModel of a vocoder,
@@ -66,10 +56,9 @@ def export_run(
 ) -> None:
     """Write a voice or a vocoder as a SavedModel that names no device, or as files for players.
 
-    Raises UserError if the run, the vocoder or the output is unusable. The folder `out` appears
-    only when it is complete. References by speaker and the language are for such files; "web" is
-    "onnx" with a page and the files it needs of `node_modules`. Other arguments as in
-    `Synthesizer`.
+    References by speaker and the language are for such files; "web" is "onnx" with a page and the
+    files it needs of `node_modules`. Other arguments as in `Synthesizer`. Raises UserError if the
+    run, the vocoder or the output is unusable.
     """
     check_new_folder(out)
     trained = TrainedRun.open_for_use(run, checkpoint)
@@ -102,14 +91,17 @@ def export_run(
                 if form == "web":
                     write_page(folder, f"{trained.path.name}.onnx", npm)
         elif choice is None:
-            write_export(vocoder_export(trained, device), out)
+            network = loading.load_vocoder_network(trained, device)
+            module = vocoder_module(network)
+            signatures = {"serving_default": module.synthesize, "log_mel": module.log_mel}
+            write_saved_model(module, signatures, vocoder_metadata(trained.record, network), out)
         else:
-            write_export(voice_export(trained, choice, device), out)
+            write_voice(trained, choice, device, out)
     log.info("export         %s of %s", out, trained.checkpoint.path)
 
 
-def voice_export(run: TrainedRun, choice: VocoderChoice, device: str) -> Export:
-    """Return the export of a voice with its vocoder; raises CheckpointError on damage."""
+def write_voice(run: TrainedRun, choice: VocoderChoice, device: str, out: Path) -> None:
+    """Write a voice with its vocoder as a SavedModel; raises CheckpointError on damage."""
     vocoder = loading.load_vocoder(choice, device)
     if isinstance(vocoder, OnnxVocoder):
         raise ConfigError(
@@ -121,15 +113,7 @@ def voice_export(run: TrainedRun, choice: VocoderChoice, device: str) -> Export:
     loudness = run.record.settings.data.loudness
     module = synthesis_module(network, vocoder, document["reference_samples"], loudness)
     signatures = {"serving_default": module.synthesize, "reference": module.reference_mel}
-    return Export(module, signatures, document)
-
-
-def vocoder_export(run: TrainedRun, device: str) -> Export:
-    """Return the export of a vocoder alone; raises CheckpointError if it is damaged."""
-    vocoder = loading.load_vocoder_network(run, device)
-    module = vocoder_module(vocoder)
-    signatures = {"serving_default": module.synthesize, "log_mel": module.log_mel}
-    return Export(module, signatures, vocoder_metadata(run.record, vocoder))
+    write_saved_model(module, signatures, document, out)
 
 
 def check_new_folder(out: Path) -> None:
@@ -141,25 +125,23 @@ def check_new_folder(out: Path) -> None:
 
 @contextmanager
 def complete_folder(out: Path) -> Iterator[Path]:
-    """Yield a path for a folder, which becomes `out` if the block ends without an error."""
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
-        partial = Path(temporary) / out.name
-        with disk_errors(out.parent):
-            yield partial
-        os.replace(partial, out)
+    """Yield a new folder, which becomes `out` if the scope ends without an error."""
+    with disk_errors(out.parent), new_folder(out) as folder:
+        yield folder
 
 
-def write_export(export: Export, out: Path) -> None:
-    """Write a SavedModel and its metadata.json."""
+def write_saved_model(
+    module: tf.Module, signatures: dict[str, Any], metadata: dict[str, Any], out: Path
+) -> None:
     with complete_folder(out) as folder:
-        tf.saved_model.save(export.module, str(folder), export.signatures)
-        write_json(folder / "metadata.json", export.document)
+        tf.saved_model.save(module, str(folder), signatures)
+        write_json(folder / "metadata.json", metadata)
 
 
 def synthesis_module(
     network: XTTS, vocoder: VocoderProtocol, reference_samples: int, loudness: float | None = None
 ) -> tf.Module:
-    """Return a voice's module: `synthesize` (ids to waves), `reference_mel` (wave to mel)."""
+    """Return a voice without Keras: `synthesize` (ids to waves), `reference_mel` (wave to mel)."""
 
     @tf.function(input_signature=SYNTHESIS_SIGNATURE, autograph=False)
     def synthesize(*inputs):
@@ -180,7 +162,7 @@ def synthesis_module(
 
 
 def vocoder_module(vocoder: VocoderProtocol) -> tf.Module:
-    """Return a vocoder's module: `synthesize` (mels to waves), `log_mel` (wave to mel)."""
+    """Return a vocoder without Keras: `synthesize` (mels to waves), `log_mel` (wave to mel)."""
 
     signature = (
         tf.TensorSpec([None, None, mel_bands()], tf.float32, "mel"),

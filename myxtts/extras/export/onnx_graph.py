@@ -93,14 +93,11 @@ def _angle(y, x):
 
 
 class _Builder:
-    """Nodes and constants of a graph.
-
-    A tensor of TensorFlow is the name of a tensor in it.
-    """
+    """Nodes and constants of a graph, in which a tensor is a name."""
 
     def __init__(self):
         self.nodes: list[Any] = []
-        self._constants: dict[str, np.ndarray] = {}
+        self.constants: dict[str, np.ndarray] = {}
         self._known: dict[Any, str] = {}
         # The scalars of vectors that are made of them, since slices need them one by one.
         self._scalars: dict[str, Sequence[str]] = {}
@@ -124,7 +121,7 @@ class _Builder:
         if kind in _SAME:
             results = self.add(_SAME[kind], *inputs)
         elif kind in _REDUCTIONS:
-            axes = self.constant(self.value(inputs[1]).reshape(-1))
+            axes = self.constant(self.constants[inputs[1]].reshape(-1))
             keep = int(operation.get_attr("keep_dims"))
             results = self.add(_REDUCTIONS[kind], inputs[0], axes, keepdims=keep)
         else:
@@ -147,15 +144,8 @@ class _Builder:
         key = array.dtype.str, array.shape, array.tobytes()
         if key not in self._known:
             self._known[key] = f"constant_{len(self._known)}"
-            self._constants[self._known[key]] = array
+            self.constants[self._known[key]] = array
         return self._known[key]
-
-    def value(self, name: str) -> np.ndarray:
-        """Return the value of a constant."""
-        return self._constants[name]
-
-    def is_constant(self, name: str) -> bool:
-        return name in self._constants
 
     def needed_for(self, output: str) -> tuple[list[Any], list[Any]]:
         """Return the nodes and the initializers that an output depends on."""
@@ -166,24 +156,24 @@ class _Builder:
             if needed.intersection(node.output):
                 nodes.append(node)
                 needed.update(node.input)
-        constants = self._constants.items()
+        constants = self.constants.items()
         found = [numpy_helper.from_array(x, name) for name, x in constants if name in needed]
         return nodes[::-1], found
 
     def pack(self, operation: tf.Operation, *inputs: str) -> str:
-        if all(map(self.is_constant, inputs)):
-            return self.constant(np.stack([*map(self.value, inputs)], operation.get_attr("axis")))
-        axis = self.constant([operation.get_attr("axis")])
-        parts = [self.add("Unsqueeze", x, axis) for x in inputs]
-        name = self.add("Concat", *parts, axis=operation.get_attr("axis"))
+        axis = operation.get_attr("axis")
+        if all(x in self.constants for x in inputs):
+            return self.constant(np.stack([self.constants[x] for x in inputs], axis))
+        parts = [self.add("Unsqueeze", x, self.constant([axis])) for x in inputs]
+        name = self.add("Concat", *parts, axis=axis)
         if operation.inputs[0].shape.rank == 0:
             self._scalars[name] = parts
         return name
 
     def element(self, vector: str, index: int) -> str:
         """Return a vector of one element of a vector."""
-        if self.is_constant(vector):
-            return self.constant(self.value(vector)[index : index + 1])
+        if vector in self.constants:
+            return self.constant(self.constants[vector][index : index + 1])
         if vector in self._scalars:
             return self._scalars[vector][index]
         return self.add("Gather", vector, self.constant([index]), axis=0)
@@ -200,7 +190,7 @@ class _Builder:
             name: operation.get_attr(f"{name}_mask")
             for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
         }
-        steps = self.value(step)
+        steps = self.constants[step]
         named = [
             i for i in range(len(steps)) if not (masks["ellipsis"] | masks["new_axis"]) >> i & 1
         ]
@@ -227,8 +217,8 @@ class _Builder:
                 axis, place = axis + 1, place + 1
         for axis, index in reversed(removed):
             scalar = self.add("Squeeze", index, self.constant([0]))
-            if self.is_constant(index):
-                scalar = self.constant(self.value(index)[0])
+            if index in self.constants:
+                scalar = self.constant(self.constants[index][0])
             x = self.add("Gather", x, scalar, axis=axis)
         if not added:
             return x
@@ -244,8 +234,8 @@ class _Builder:
             if operation.get_attr(name):
                 order = [*range(tensor.shape.rank)]
                 order[-2:] = order[:-3:-1]
-                if self.is_constant(factor):
-                    factor = self.constant(self.value(factor).transpose(order))
+                if factor in self.constants:
+                    factor = self.constant(self.constants[factor].transpose(order))
                 else:
                     factor = self.add("Transpose", factor, perm=order)
             factors.append(factor)
@@ -253,8 +243,8 @@ class _Builder:
         return self.add("MatMul", left, right)
 
     def pad(self, operation: tf.Operation, x: str, paddings: str, value: str = "") -> str:
-        if self.is_constant(paddings):
-            pads = self.constant(self.value(paddings).T.reshape(-1))
+        if paddings in self.constants:
+            pads = self.constant(self.constants[paddings].T.reshape(-1))
         else:
             pads = self.add("Transpose", paddings, perm=[1, 0])
             pads = self.add("Reshape", pads, self.constant([-1]))
@@ -270,14 +260,14 @@ class _Builder:
     def gather(self, operation: tf.Operation, x: str, index: str, axis: str) -> str:
         batch = operation.get_attr("batch_dims")
         if not batch:
-            return self.add("Gather", x, index, axis=int(self.value(axis)))
-        assert batch == int(self.value(axis)), operation
+            return self.add("Gather", x, index, axis=int(self.constants[axis]))
+        assert batch == int(self.constants[axis]), operation
         index = self.add("Unsqueeze", index, self.constant([-1]))
         return self.add("GatherND", x, index, batch_dims=batch)
 
 
 def _split(b: _Builder, operation: tf.Operation, axis: str, x: str) -> list[str]:
-    index = int(b.value(axis))
+    index = int(b.constants[axis])
     size = operation.inputs[1].shape[index] // operation.get_attr("num_split")
     return b.split(x, index, [size] * operation.get_attr("num_split"))
 
@@ -293,7 +283,7 @@ _OTHER: dict[str, Callable] = {
         "CumSum", x, axis, **{k: int(operation.get_attr(k)) for k in ("exclusive", "reverse")}
     ),
     "Split": _split,
-    "SplitV": lambda b, _, x, sizes, axis: b.split(x, int(b.value(axis)), b.value(sizes)),
+    "SplitV": lambda b, _, x, sizes, axis: b.split(x, int(b.constants[axis]), b.constants[sizes]),
     "Unpack": lambda b, operation, x: [
         b.add("Gather", x, b.constant(np.int64(i)), axis=operation.get_attr("axis"))
         for i in range(operation.get_attr("num"))
@@ -301,13 +291,13 @@ _OTHER: dict[str, Callable] = {
     "Squeeze": lambda b, operation, x: b.add(
         "Squeeze", x, b.constant(operation.get_attr("squeeze_dims"))
     ),
-    "ConcatV2": lambda b, _, *inputs: b.add("Concat", *inputs[:-1], axis=int(b.value(inputs[-1]))),
+    "ConcatV2": lambda b, _, *xs: b.add("Concat", *xs[:-1], axis=int(b.constants[xs[-1]])),
     "ExpandDims": lambda b, _, x, axis: b.add(
-        "Unsqueeze", x, b.constant(b.value(axis).reshape(-1))
+        "Unsqueeze", x, b.constant(b.constants[axis].reshape(-1))
     ),
-    "Transpose": lambda b, _, x, order: b.add("Transpose", x, perm=b.value(order).tolist()),
+    "Transpose": lambda b, _, x, order: b.add("Transpose", x, perm=b.constants[order].tolist()),
     "Cast": lambda b, operation, x: b.add("Cast", x, to=_kind(operation.outputs[0].dtype)),
-    "ArgMax": lambda b, _, x, axis: b.add("ArgMax", x, axis=int(b.value(axis)), keepdims=0),
+    "ArgMax": lambda b, _, x, axis: b.add("ArgMax", x, axis=int(b.constants[axis]), keepdims=0),
     "Fill": lambda b, _, shape, value: b.add("Expand", value, shape),
     "Where": lambda b, _, x: b.add("Transpose", b.add("NonZero", x), perm=[1, 0]),
     "NotEqual": lambda b, _, x, y: b.add("Not", b.add("Equal", x, y)),

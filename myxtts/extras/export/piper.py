@@ -113,11 +113,7 @@ def voice_signature(speakers: int) -> list[tf.TensorSpec]:
 def mel_function(
     network: XTTS, speakers: SpeakerCondition, table: PlayerIds, options: SynthesisOptions
 ):
-    """Return a function of `voice_signature` that returns the log-mel, float32 [1, T, 80].
-
-    `speakers` has a row for each.
-    """
-    speakers = SpeakerCondition._make(np.asarray(part) for part in speakers)
+    """Return a function of `voice_signature` that returns the log-mel, float32 [1, T, 80]."""
 
     def mel_of(ids, lengths, scales, sid=None):
         tokens = tokens_of(ids[0, : lengths[0]], table)
@@ -159,25 +155,24 @@ def voice_document(
 ) -> dict[str, Any]:
     """Return the JSON that players read beside the graph; `serving` also reads FRONTEND of it."""
     is_text = frontend.kind == "characters"
-    kind = "text" if is_text else "espeak"
-    rows = {name: row for row, name in enumerate(speakers)}
     ids = {point: [number] for point, number in table.of_point.items()}
     if is_text:  # a player changes neither capitals nor quotes, dashes and marks
         others = {point.upper(): number for point, number in ids.items()}
         spellings = {chr(row): ids.get(mark.strip()) for row, mark in SPELLINGS.items()}
         others |= {point: number for point, number in spellings.items() if number}
         ids = {point: number for point, number in others.items() if len(point) == 1} | ids
+    phoneme_type = "text" if is_text else "espeak"
     return {
         "audio": {"sample_rate": sample_rate_hz(), "quality": "medium"},
         "espeak": {"voice": espeak_voice},
         "language": {"code": language},
         "inference": {"noise_scale": NOISE_SCALE, "length_scale": LENGTH_SCALE, "noise_w": NOISE_W},
-        "phoneme_type": kind,
+        "phoneme_type": phoneme_type,
         "phoneme_map": {},
         "phoneme_id_map": ids,
         "num_symbols": len(table.is_mark),
         "num_speakers": len(speakers),
-        "speaker_id_map": rows,
+        "speaker_id_map": {name: row for row, name in enumerate(speakers)},
         "hop_length": HOP_SAMPLES,
         "piper_version": "1.0.0",
         FRONTEND: asdict(frontend) | {"symbols": list(symbols)},
@@ -196,8 +191,3 @@ def sherpa_metadata(language: str, espeak_voice: str, speakers: int) -> dict[str
         "n_speakers": str(speakers),
         "sample_rate": str(sample_rate_hz()),
     }
-
-
-def token_lines(document: dict[str, Any]) -> str:
-    """Return tokens.txt of sherpa-onnx."""
-    return "".join(f"{point} {ids[0]}\n" for point, ids in document["phoneme_id_map"].items())

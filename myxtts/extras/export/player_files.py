@@ -3,15 +3,15 @@
 The graph has no complex numbers and needs no further input: see `onnx_graph`, `litert_graph`.
 """
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from timeit import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.audio.audio_file import read_pcm
 from myxtts.audio.format import mel_bands, sample_rate_hz
 from myxtts.audio.loudness import with_loudness
 from myxtts.audio.mel import log_mel
@@ -20,6 +20,7 @@ from myxtts.base.errors import ConfigError, DataError, check_packages
 from myxtts.base.files import write_json, write_whole
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.corpus.manifest import read_manifest
+from myxtts.corpus.sound import read_row
 from myxtts.extras.export import piper
 from myxtts.extras.export.litert_graph import KINDS, litert_models
 from myxtts.extras.export.onnx_graph import OPSET, onnx_graph
@@ -68,7 +69,6 @@ def write_player_files(
     Raises UserError if packages are missing, or a speaker or the language is unusable.
     """
     check_packages(f"--format {form}", *PACKAGES[form])
-    folder.mkdir()
     name, speakers, document, text = run.path.name, "", None, "a random mel"
     if choice is None:
         graph = vocoder_graph(run, device)
@@ -89,7 +89,9 @@ def write_player_files(
         speakers = f", language {language}, speakers {', '.join(mels)}"
         text = f"[{''.join(spoken)}]"
         if is_onnx:
-            write_whole(folder / "tokens.txt", piper.token_lines(document).encode())
+            ids = document["phoneme_id_map"].items()
+            tokens = "".join(f"{point} {number}\n" for point, (number,) in ids)
+            write_whole(folder / "tokens.txt", tokens.encode())
     table = write_models(form, graph, folder, name, document)
     source = f"step {run.record.step} of {name}"
     names = {"name": name, "form": form, "source": source, "speakers": speakers}
@@ -111,15 +113,13 @@ def voice_graph(
     """Return the graph of a voice and the JSON beside it.
 
     `speakers` are reference log-mels, float32 [R, 80], and `example` has the symbols of a text.
-    Raises CheckpointError on damage.
     """
     network = loading.load_network(run, device, "tts")
     record = run.record
     options = synthesis_options(record.settings.model)
     row, symbols = record.vocabulary.languages.index(language), record.vocabulary.symbols.symbols
     conditions = [speaker_condition(network, mel, row) for mel in speakers.values()]
-    parts = zip(*conditions, strict=True)
-    condition = SpeakerCondition._make(np.concatenate(part) for part in parts)
+    condition = SpeakerCondition._make(map(np.concatenate, zip(*conditions, strict=True)))
     table = piper.player_ids(symbols)
     mel_of = piper.mel_function(network, condition, table, options)
     file, output = None, "output"
@@ -181,8 +181,7 @@ def speaker_condition(network: XTTS, mel: np.ndarray, language: int) -> SpeakerC
         "reference_frames": tf.constant([len(mel)]),
         "language": tf.constant([language]),
     }
-    condition = network.speaker_condition(batch, tf.ones([1]))
-    return SpeakerCondition._make(part.numpy() for part in condition)
+    return network.speaker_condition(batch, tf.ones([1]))
 
 
 def speaker_mels(
@@ -190,8 +189,7 @@ def speaker_mels(
 ) -> dict[str, np.ndarray]:
     """Return reference log-mels by speaker: of recordings, or of the corpus of the run.
 
-    That of a speaker of the corpus is the beginning of the longest utterance. Raises DataError if
-    they cannot be read.
+    In a corpus it is the beginning of the longest utterance. Raises DataError if none can be read.
     """
     data = run.record.settings.data
     if references:
@@ -206,12 +204,11 @@ def speaker_mels(
         (utterances,) = np.nonzero(manifest.speaker == row)
         if len(utterances):
             longest = utterances[manifest.samples[utterances].argmax()]
-            place = int(manifest.samples[longest]), int(manifest.starts[longest])
             try:
-                pcm = read_pcm(manifest.paths[longest], place[0], start=place[1])
+                whole = read_row(manifest, longest)
             except DataError as error:
                 raise DataError(f"{error}. {advice}") from error
-            wave = pcm[None, : int(data.reference_seconds * sample_rate_hz())] / np.float32(32768.0)
+            wave = whole[None, : int(data.reference_seconds * sample_rate_hz())]
             mels[name] = log_mel(with_loudness(tf.constant(wave), data.loudness))[0].numpy()
     return mels
 
@@ -244,10 +241,7 @@ def with_vocoder(model, vocoder: OnnxVocoder):
 
 
 def trained_names(model, variables: Sequence[Any]) -> set[str]:
-    """Return the names of the constants that are trained matrices, as graphs multiply by them.
-
-    They are the larger variables of two or three dimensions.
-    """
+    """Return the names of the constants that are trained matrices of two or three dimensions."""
     from onnx import numpy_helper
 
     arrays = [np.asarray(v) for v in variables if v.shape.rank in (2, 3)]
@@ -270,30 +264,24 @@ def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
 # Each trained matrix is replaced by a smaller constant and a node that restores it under the old
 # name, so the rest of the graph need not change. These nodes come first.
 def reduced_model(model, trained: Collection[str], kind: str) -> bytes:
-    """Store trained matrices of a model in fewer bits; they are multiplied in float32.
-
-    In int8, each column has its own scale.
-    """
+    """Store trained matrices of a model in fewer bits; in int8, each column has its own scale."""
     from onnx import ModelProto, TensorProto, helper, numpy_helper
 
     reduced = ModelProto()
     reduced.CopyFrom(model)
-    nodes, scales = [], []
-    for tensor in reduced.graph.initializer:
-        if (name := tensor.name) in trained:
-            array = numpy_helper.to_array(tensor)
-            names = [f"{name}_{kind}", f"{name}_scale"]
-            if kind == "float16":
-                small = array.astype(np.float16)
-                node = helper.make_node("Cast", names[:1], [name], to=TensorProto.FLOAT)
-            else:
-                scale = np.maximum(np.abs(array).max(axis=0), 1e-9) / np.float32(127.0)
-                small = np.rint(array / scale).astype(np.int8)
-                scales.append(numpy_helper.from_array(scale, names[1]))
-                node = helper.make_node("DequantizeLinear", names, [name], axis=1)
-            tensor.CopyFrom(numpy_helper.from_array(small, names[0]))
-            nodes.append(node)
-    reduced.graph.initializer.extend(scales)
+    nodes = []
+    for tensor in [x for x in reduced.graph.initializer if x.name in trained]:
+        name, array = tensor.name, numpy_helper.to_array(tensor)
+        names = [f"{name}_{kind}", f"{name}_scale"]
+        if kind == "float16":
+            small = array.astype(np.float16)
+            nodes.append(helper.make_node("Cast", names[:1], [name], to=TensorProto.FLOAT))
+        else:
+            scale = np.maximum(np.abs(array).max(axis=0), 1e-9) / np.float32(127.0)
+            small = np.rint(array / scale).astype(np.int8)
+            reduced.graph.initializer.append(numpy_helper.from_array(scale, names[1]))
+            nodes.append(helper.make_node("DequantizeLinear", names, [name], axis=1))
+        tensor.CopyFrom(numpy_helper.from_array(small, names[0]))
     nodes += reduced.graph.node
     del reduced.graph.node[:]
     reduced.graph.node.extend(nodes)
@@ -315,8 +303,9 @@ def write_models(
         write_whole(path, model)
         if document is not None:
             write_json(path.with_name(f"{path.name}.json"), document)
-        wave, seconds = measured(load(path), graph.example)
-        factor = seconds / (wave.size / sample_rate_hz())
+        speak = partial(load(path), graph.example)
+        wave = speak()
+        factor = min(repeat(speak, number=1, repeat=REPEATS)) / (wave.size / sample_rate_hz())
         figures = f"{len(model) / 1e6:.1f} | {factor:.3f} | {difference(wave, expected.numpy())}"
         rows.append(f"| {path.name} | {figures} |")
     return "\n".join(rows)
@@ -337,16 +326,6 @@ _FORMS: dict[str, tuple[Callable, Callable, str]] = {
     "web": _ONNX,
     "litert": (lambda graph, _: litert_models(graph.traced, graph.output), load_litert, "tflite"),
 }
-
-
-def measured(speak: Callable, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
-    """Return the wave of a model and the seconds that it takes, at best."""
-    seconds = []
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        wave = speak(inputs)
-        seconds.append(time.perf_counter() - started)
-    return wave, min(seconds)
 
 
 def difference(wave: np.ndarray, expected: np.ndarray) -> str:

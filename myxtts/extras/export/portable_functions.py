@@ -148,10 +148,7 @@ def _words(numbers: np.ndarray) -> list[int]:
 
 
 def convolution(x, kernel: np.ndarray, padding: bytes):
-    """Compute `tf.nn.conv2d` over time as one product: [B, 1, T, C], [1, K, C, D].
-
-    It needs no other order of axes.
-    """
+    """Compute `tf.nn.conv2d` over time as one product: [B, 1, T, C], [1, K, C, D]."""
     taps = kernel.shape[1]
     if padding == b"SAME":
         before = (taps - 1) // 2

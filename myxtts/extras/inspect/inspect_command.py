@@ -60,11 +60,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 # The table goes to the console. The page gets the worst clips of each fault with their sound, until
 # the room for sound is used up. The list of what to exclude is written last.
 def report(inspection: Inspection, corpus: str, folder: Path) -> None:
-    """Print what was found, and write a list of the faulty clips into a folder, and a page.
-
-    The page needs no server: the first seconds of SHOWN_CLIPS of each fault, the worst, are a part
-    of it, up to about EMBEDDED_BYTES.
-    """
+    """Print what was found, and write a page and a list of the faulty clips into a folder."""
     print(inspection.table())
     faults = {
         fault: [(of.id, of.detail) for of in findings]

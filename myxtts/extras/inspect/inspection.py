@@ -244,23 +244,14 @@ def _measured(
         start, samples = int(manifest.starts[row]), int(manifest.samples[row])
         path = manifest.paths[row]
         try:
-            wave, rate_hz = read_clip(path, start, samples)
+            quality = measure(*read_clip(path, start, samples))
         except DataError as error:
             # Its header is intact, or it has changed.
             rejected.append(RejectedRow(str(rows.metadata), 0, path, "unreadable", str(error)))
             return None
-        speaker, language = manifest.names_of(row, vocabulary)
-        return Clip(
-            manifest.ids[row],
-            path,
-            manifest.texts[row],
-            speaker,
-            language,
-            start,
-            samples,
-            int(symbols[row]),
-            measure(wave, rate_hz),
-        )
+        names = manifest.names_of(row, vocabulary)
+        place = start, samples, int(symbols[row])
+        return Clip(manifest.ids[row], path, manifest.texts[row], *names, *place, quality)
 
     # NumPy computes most of it without Python's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -349,7 +340,7 @@ def _sound_faults(clip: Clip, median_hz: float, median_lufs: float) -> Iterator[
 
 # Clips are sorted by length, and each is compared with those that are at most COPY_S longer.
 def _copies(clips: Sequence[Clip]) -> Iterator[Finding]:
-    """Yield each clip but the first of those that have the same sound, other texts first.
+    """Yield each clip but the first of those that have the same sound.
 
     A word that is said again differs by more than MIN_COPY allows.
     """
@@ -373,10 +364,7 @@ def _copies(clips: Sequence[Clip]) -> Iterator[Finding]:
 # itself. In that unit, the clip that is nearest to most others stands for a speaker, and clips far
 # from it, by a fixed limit and by the spread of this speaker, have another voice.
 def _other_speakers(clips: Sequence[Clip]) -> Iterator[Finding]:
-    """Yield clips whose voice is far from most clips under the same name.
-
-    The unit of the distance is how the halves of a clip differ, which one speaker says.
-    """
+    """Yield clips whose voice is far from most clips under the same name."""
     judged = [
         clip
         for clip in clips

@@ -21,10 +21,10 @@ from myxtts.tasks.evaluation.speech import BATCH_UTTERANCES
 def inspect_with_run(
     data: DataConfig, run: Path, checkpoint: str | None = None, device: str | None = None
 ) -> Inspection:
-    """Inspect a corpus as `inspect_corpus`, and its texts with the aligner of a run.
+    """Inspect a corpus as `inspect_corpus`, and its texts, read as by a run, with its aligner.
 
-    Texts are read as by the run. Without a device, TensorFlow is configured for GPU 0 or else the
-    CPU. Raises CheckpointError if the run is no voice, and as `inspect_corpus`.
+    Without a device, TensorFlow is configured for GPU 0 or else the CPU. Raises CheckpointError if
+    the run is no voice, and as `inspect_corpus`.
     """
     trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     inspection = inspect_corpus(data, trained.record.frontend)

@@ -1,8 +1,8 @@
 """`myxtts jobs`: train one model as independent jobs, one on each GPU, and merge them (local SGD).
 
 Exit codes: 0 done; 1 the warm start or the merge failed, or the merged model is worse than the best
-job, lacks a job or lacks updates of a job that missed syncs; 2 a mistake in the settings; 130 and
-143 stopped after checkpoints (the same command with --resume continues).
+job, lacks a job or lacks updates of a job that missed syncs; 2 a mistake in the settings, and
+nothing could be merged; 130 and 143 stopped after checkpoints (--resume continues).
 """
 
 import argparse
@@ -81,10 +81,8 @@ def main(
     total_steps = config.training.max_steps
     if previous is not None and previous.total_steps != total_steps:
         log.warning("--max-steps is %d; the jobs began with %d", total_steps, previous.total_steps)
-    gpus = options.gpus
-    if gpus is None and previous is not None:
-        gpus = previous.immutable.gpus
-    if gpus is None:
+    gpus = options.gpus or (previous and previous.immutable.gpus)
+    if not gpus:
         raise ConfigError("no GPUs were named. Name one for each job, such as --gpus 0 1.")
     simulated = config.placement.simulate_gpus
     # Jobs on simulated GPUs see no real ones, and leave them idle.

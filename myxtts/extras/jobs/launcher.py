@@ -4,6 +4,7 @@ Each stage determines from the files, which docs/guides/local_sgd.md shows, what
 launcher that was killed can continue. No TensorFlow.
 """
 
+import json
 import logging
 import os
 import shlex
@@ -33,9 +34,8 @@ from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.extras.jobs import status
 from myxtts.extras.jobs.merge import ancestor_of, fresh_record, newest_average
-from myxtts.extras.jobs.page import JobsPage
 from myxtts.extras.jobs.shards import HELD_OUT, TRAIN, shard_file, split_corpus
-from myxtts.extras.jobs.status import WARMSTART, LauncherState, MergeResult, ProcessState
+from myxtts.extras.jobs.status import WARMSTART, JobsPage, LauncherState, MergeResult, ProcessState
 from myxtts.placement.settings import flags_of_gpus
 
 log = logging.getLogger(__name__)
@@ -141,8 +141,7 @@ def sync_interval(total_steps: int, warmstart_steps: int, num_syncs: int) -> int
 def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
     """Return the device of each job, by the indices of GPUs among those that this process sees.
 
-    A simulated GPU is an equal share of the cores if there are enough. Raises PlacementError unless
-    there is a GPU for each of two jobs or more.
+    Raises PlacementError unless there is a GPU for each of two jobs or more.
     """
     existing = [str(gpu) for gpu in range(simulated)] if simulated else processes.visible_gpus()
     requested = f"jobs on the GPUs {' '.join(map(str, gpus))} were requested"
@@ -158,6 +157,7 @@ def job_devices(gpus: Sequence[int], simulated: int) -> tuple[JobDevice, ...]:
         )
     if not simulated:
         return tuple(JobDevice((existing[gpu],)) for gpu in gpus)
+    # A simulated GPU is an equal share of the cores if there are enough.
     cores = usable_cores()
     size = len(cores) // simulated
     shares = [frozenset(cores[gpu * size : (gpu + 1) * size]) for gpu in gpus]
@@ -197,12 +197,7 @@ def say_error(message: str) -> None:
 
 
 def train_jobs(spec: JobsSpec) -> int:
-    """Run all stages that are not done yet; return the exit code. Raises UserError.
-
-    The code is 0 if the merge has all jobs and is no worse than the best of them; 1 if it is worse,
-    if a job missed syncs, or if the warm start, a job or the merge failed; 2 if a run rejected its
-    settings and nothing could be merged; 130 or 143 when stopped, after checkpoints.
-    """
+    """Run all stages that are not done yet; return the command's exit code. Raises UserError."""
     make_folder(spec.folder / "logs", "--runs-dir")
     with RunFolder(spec.folder).locked(spec.config.run.lock), status.launcher_lock(spec.folder):
         state = _restore_state(spec)
@@ -225,9 +220,10 @@ def train_jobs(spec: JobsSpec) -> int:
         }
         state.write(spec.folder)
         with StopSignals() as stop:
-            code = _Launcher(spec, state, corpora, stop).run_stages()
+            launcher = _Launcher(spec, state, corpora, stop)
+            code = launcher.run_stages()
         state.write(spec.folder)
-        say(f"report: {JobsPage(spec.folder).write()}")
+        say(f"report: {launcher.page.write()}")
         if not stop.count:
             return code
         say(f"stopped by {stop.signal_name} in stage {state.stage}; resume with --resume")
@@ -237,14 +233,13 @@ def train_jobs(spec: JobsSpec) -> int:
 def _restore_state(spec: JobsSpec) -> LauncherState:
     """Return the state of this launcher, with the shards and the merge of a previous one."""
     previous = previous_state(spec.folder, spec.config.run.resume)
-    values: dict[str, Any] = {}
-    for section in spec.config.model_dump(mode="json").values():
-        values |= section
+    corpus = {setting.name: setting.of(spec.config) for setting in marked(IN_SHARDS)}
     immutable = status.ImmutableSettings(
         gpus=list(spec.gpus),
         warmstart_steps=spec.warmstart_steps,
         sync_every=spec.sync_every,
-        corpus={setting.name: values[setting.name] for setting in marked(IN_SHARDS)},
+        # Lists instead of tuples, as in the file.
+        corpus=json.loads(json.dumps(corpus)),
     )
     total_steps = spec.config.training.max_steps
     state = LauncherState(host=socket.gethostname(), immutable=immutable, total_steps=total_steps)
@@ -299,7 +294,7 @@ class _Launcher(processes.Supervisor):
         self._spec = spec
         self._state = state
         self._corpora = corpora
-        self._page = JobsPage(spec.folder)
+        self.page = JobsPage(spec.folder, state)
 
     def run_stages(self) -> int:
         """Return the exit code; meaningless after a request to stop."""
@@ -427,7 +422,7 @@ class _Launcher(processes.Supervisor):
         say(f"{stop.signal_name}: {consequence}")
 
     def on_poll(self) -> None:
-        self._page.refresh()
+        self.page.refresh()
 
     def _set_process(self, name: str, state: ProcessState) -> None:
         self._state.processes[name] = state
@@ -456,8 +451,7 @@ def _rename_previous(merged: Path) -> None:
 def fork(start: Path, run: Path, config: Config) -> None:
     """Start a run from a checkpoint's weights, optimizer and step, at the start of its own corpus.
 
-    Does nothing if the run already has a checkpoint. `start` has all symbols, languages and
-    speakers of the new run's corpus. `--resume` then trains the new run.
+    Does nothing if the run has a checkpoint. `start` has the vocabulary of the new run's corpus.
     """
     checkpoints = run / "checkpoints"
     checkpoint_files.recover_interrupted_replace(checkpoints)

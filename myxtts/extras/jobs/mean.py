@@ -28,11 +28,10 @@ def normalised(weights: Sequence[float]) -> list[float]:
 def weighted_mean(
     groups: Sequence[Group], weights: Sequence[float]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the mean of the arrays of several checkpoints by name; of integers, the largest.
+    """Yield the weighted mean of each array of several checkpoints; of integers, the largest.
 
-    The sum is taken in float64; the mean has the type of the arrays. Only one array and the sum are
-    in memory, however many checkpoints there are. Raises CheckpointError if the groups differ, or
-    an array is not finite; names the first such array. The weights are 0 or more, in any unit.
+    The weights are 0 or more, in any unit. Raises CheckpointError, which names the first array that
+    differs in shape or type, or is not finite.
     """
     coefficients = normalised(weights)
     with ExitStack() as opened:

@@ -70,9 +70,6 @@ def signature_of(record: Record) -> dict[str, Any]:
     """Return what the arrays of an input depend on, by name; the same for all inputs."""
     config = record.settings
     task = config.model.task
-    teacher = record.teacher.weights if record.teacher else None
-    # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
-    has_loss_scale = config.training.precision == "mixed_float16"
     return {
         "task": task,
         "model_size": config.model.model_size,
@@ -81,9 +78,10 @@ def signature_of(record: Record) -> dict[str, Any]:
         "text_normaliser": config.data.text_normaliser,
         "lexicon": record.lexicon,
         "audio_format": record.audio_format,
-        "teacher": teacher,
+        "teacher": record.teacher and record.teacher.weights,
+        # The optimizer state covers the trained variables and, with mixed_float16, the loss scale.
         "freeze": tuple(sorted(config.training.freeze)),
-        "precision mixed_float16": has_loss_scale,
+        "precision mixed_float16": config.training.precision == "mixed_float16",
         "symbols": record.symbols,
         "languages": record.languages,
         "speakers": record.speakers,
@@ -152,8 +150,7 @@ def layer_distances(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
     """Return the lowest cosine similarity and the largest distance of any two groups, by layer.
 
     A layer is the variables whose names share the first two parts. The distance is Euclidean,
-    relative to the larger norm. One variable of each group is in memory at a time. Integers count
-    as equal. All groups have the same names, shapes and types.
+    relative to the larger norm. Integers count as equal. All groups have the same names and shapes.
     """
     pairs = list(combinations(range(len(groups)), 2))
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((4, len(pairs))))
@@ -204,15 +201,13 @@ def merge(
 ) -> bool:
     """Write a run with the mean weights of some checkpoints; with validation data, measure it.
 
-    Returns whether the run has the mean weights. If the best input was measured to be better, the
-    run has its weights. Raises UserError if an input, a corpus or the output cannot be used;
-    nothing is written then.
+    Returns whether the run has the mean weights, and not those of an input that was measured to be
+    better. Raises UserError if an input, a corpus or the output cannot be used.
 
     Args:
         checkpoints: 2 folders or more, of checkpoints, or of runs at their best or newest one.
         corpora: `train_data`, `val_data`, `audio_root` and `exclude` of the new run, where they
             differ from its first input.
-        force: also merge inputs that differ in what is FORCEABLE.
     """
     for checkpoint in checkpoints:
         check_storable(str(checkpoint), "--checkpoints")
@@ -240,11 +235,7 @@ def merge(
             # This imports TensorFlow, which takes seconds.
             from myxtts.extras.jobs.verdict import judge
 
-            verdict = judge(inputs, tuple(normalised(weights)), held_out, configs[0], folder)
-            better, sentence = verdict.better_input()
-            level = logging.INFO if better is None else logging.WARNING
-            print(verdict.table())
-            log.log(level, "verdict        %s", sentence)
+            better = judge(inputs, normalised(weights), held_out, configs[0], folder)
         if better is not None:
             shutil.rmtree(folder / "checkpoints")
             weights = [float(index == better) for index in range(len(inputs))]
@@ -322,10 +313,7 @@ def write_mean(
     run: Path,
     kept: TrainedRun | None = None,
 ) -> Path:
-    """Write the checkpoint of a merged run to its incomplete folder, and return it.
-
-    It has the mean, or else the weights of the input that is kept.
-    """
+    """Write the mean, or the input that is kept, to the incomplete folder of a run; return it."""
     # A fixed order makes rounding independent of the order of the inputs.
     pairs = zip(inputs, weights, strict=True)
     used = sorted(pairs, key=lambda pair: str(pair[0].checkpoint.path.resolve()))
@@ -364,11 +352,7 @@ def write_mean(
 
 
 def fresh_record(source: Record, **changes: Any) -> Record:
-    """Return the record of a run that starts from a checkpoint.
-
-    What the new run has not done itself is not inherited: the corpus, progress and observations,
-    and what the checkpoint was merged from.
-    """
+    """Return the record of a run that starts from a checkpoint, and has done nothing itself."""
     of_texts = "symbols languages speakers lexicon espeakng_loader teacher texts".split()
     kept = *of_texts, "audio_format", "start", "step"
     return Record(**{name: getattr(source, name) for name in kept} | changes)
@@ -391,9 +375,8 @@ def averaged_groups(
 ) -> Iterator[tuple[str, Iterable[tuple[str, np.ndarray]]]]:
     """Yield the groups of a merged checkpoint: the mean of the corresponding groups, as in a sync.
 
-    The optimizer state belongs to the trained weights, and the moving averages follow these
-    weights. So inference with the merged run uses the mean of what inference with the inputs uses,
-    and training continues from the mean of what training of the inputs would continue from.
+    So inference with the merged run uses the mean of what inference with the inputs uses, and
+    training continues from the mean of what training of the inputs would continue from.
     """
     inputs, weights = zip(*used, strict=True)
     groups = {

@@ -42,11 +42,9 @@ def shard_file(shard: int) -> str:
 def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
     """Write `count` shards of a run's corpus as CSV files; the same arguments give the same files.
 
-    Raises DataError if the corpus cannot be used or has fewer utterances than shards, or the folder
-    has shards of another split or other files of these names.
-
-    The folder gets shard-0.csv, shard-1.csv, …; TRAIN, all rows to train on; HELD_OUT, the rows to
-    validate on, if there are any; and rejected.csv with unusable rows.
+    The folder also gets TRAIN, all rows to train on; HELD_OUT, the rows to validate on, if there
+    are any; and rejected.csv with unusable rows. Raises DataError if the corpus cannot be used, or
+    the folder has shards of another split or other files of these names.
     """
     names = [*map(shard_file, range(count))]
     # Shards must be disjoint, and a corpus named train.csv may be there.
@@ -89,15 +87,13 @@ def split_corpus(config: Config, folder: Path, count: int) -> CorpusShards:
 def assign_shards(
     samples: np.ndarray, speaker: np.ndarray, language: np.ndarray, count: int
 ) -> np.ndarray:
-    """Return the shard of each utterance.
+    """Return the shard of each utterance; all arrays are int32 [utterances].
 
-    Within each speaker and language, utterances are dealt out from the longest to the shortest, one
-    to each shard per turn; the longest one of a turn goes to the shard with the least audio so far.
-    Shards therefore differ by at most one utterance of each speaker and language, and by less audio
-    than the longest utterance.
-
-    All arrays are int32 [utterances].
+    Shards differ by at most one utterance of each speaker and language, and by less audio than the
+    longest utterance.
     """
+    # Within each speaker and language, utterances are dealt out from the longest to the shortest,
+    # one to each shard per turn. The longest one of a turn goes to the shard with the least audio.
     shard_of = np.zeros(len(samples), np.int32)
     audio_samples = np.zeros(count, np.int64)
     order = np.lexsort((np.arange(len(samples)), -samples.astype(np.int64), language, speaker))
@@ -118,14 +114,10 @@ def _write_rows(
     vocabulary: Vocabulary,
     audio_root: Path,
 ) -> None:
-    """Write some utterances of a manifest as a CSV file with the header COLUMNS.
-
-    STRETCH, in seconds, follows if some are not whole files.
-    """
+    """Write some utterances of a manifest as a CSV file."""
     has_stretches = np.any(manifest.starts != WHOLE)
-    header: tuple[str, ...] = COLUMNS
-    if has_stretches:
-        header += STRETCH
+    # The header has STRETCH, in seconds, only if some are not whole files.
+    header = COLUMNS + STRETCH if has_stretches else COLUMNS
     lines: list[Sequence[str]] = [header]
     for row in rows:
         audio = os.path.relpath(manifest.paths[row], audio_root)
@@ -141,8 +133,9 @@ def _write_rows(
 def _shard_table(
     manifest: Manifest, shard_of: np.ndarray, vocabulary: Vocabulary, count: int
 ) -> str:
-    """Return a table with a row for each shard and a column for each language."""
-    lines = [["shard", "utterances", "minutes", "speakers", *vocabulary.languages]]
+    """Return a Markdown table with a row for each shard and a column for each language."""
+    header = ["shard", "utterances", "minutes", "speakers", *vocabulary.languages]
+    lines = [header, ["---:"] * len(header)]
     for shard in range(count):
         rows = shard_of == shard
         minutes = manifest.samples[rows].sum() / sample_rate_hz() / 60
@@ -150,10 +143,4 @@ def _shard_table(
         per_language = np.bincount(manifest.language[rows], minlength=len(vocabulary.languages))
         cells = (shard, np.count_nonzero(rows), f"{minutes:.2f}", speakers, *per_language)
         lines.append([*map(str, cells)])
-    return "\n".join(align_columns(lines))
-
-
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, whose cells stand on the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

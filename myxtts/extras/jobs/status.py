@@ -1,9 +1,10 @@
-"""The state, PID and progress of a launcher of independent jobs. No TensorFlow."""
+"""The state, PID, progress and page of a launcher of independent jobs. No TensorFlow."""
 
 import fcntl
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,14 +14,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from myxtts.base.clock import format_duration
 from myxtts.base.errors import ConfigError
-from myxtts.base.files import write_whole
+from myxtts.base.files import locked_file, write_whole
 from myxtts.checkpoints.files import latest, step_of
 from myxtts.extras.jobs.shards import CorpusShards
-from myxtts.report.metrics import read_last_report
+from myxtts.report.metrics import History, read_last_report
+from myxtts.report.overview import CURVES, document, sync_marks, write_overview
 
 WARMSTART = "warmstart"
 STATE_FILE = "launcher.json"
 PID_FILE = "launcher.pid"
+JOBS_REFRESH_S = 10.0
 
 
 class _Strict(BaseModel):
@@ -44,8 +47,8 @@ class MergeResult(_Strict):
     job_steps: dict[str, int]
     exit_code: int
 
-    def describe(self, merged: Path) -> str:
-        """Describe the merged run in this folder."""
+    def describe(self, merged: object) -> str:
+        """Describe the merged run of this name."""
         names = ", ".join(f"{name} (step {step})" for name, step in self.job_steps.items())
         if self.exit_code:
             return f"{merged} has the weights of the best job: the merge of {names} was worse"
@@ -76,6 +79,10 @@ class LauncherState(_Strict):
     shards: CorpusShards | None = None
     processes: dict[str, ProcessState] = {}
     merge: MergeResult | None = None
+
+    def steps_of(self, name: str) -> int:
+        """Return the step that the warm start or a job ends with."""
+        return self.immutable.warmstart_steps if name == WARMSTART else self.total_steps
 
     def write(self, folder: Path) -> None:
         write_whole(folder / STATE_FILE, (self.model_dump_json(indent=1) + "\n").encode())
@@ -109,15 +116,11 @@ def _require_state(folder: Path) -> LauncherState:
 def launcher_lock(folder: Path) -> Iterator[None]:
     """Let `stop_launcher` find this process for the scope; the run must be locked.
 
-    This process locks the file of its PID, since the PID of a killed launcher may belong to another
-    process by now.
+    Its PID alone would not do, since that of a killed launcher may be another process's by now.
     """
-    with open(folder / PID_FILE, "w") as file:
-        # Before the lock, so that a locked file has the PID of who locks it.
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        # `_running_launcher` may hold a shared lock for a moment.
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # Before the lock, so that a locked file has the PID of who locks it.
+    write_whole(folder / PID_FILE, f"{os.getpid()}\n".encode())
+    with locked_file(folder / PID_FILE):
         yield
 
 
@@ -182,8 +185,7 @@ def progress_lines(folder: Path, state: LauncherState) -> Iterator[str]:
         if name == "merge":
             continue
         progress = read_progress(folder / name)
-        total = state.immutable.warmstart_steps if name == WARMSTART else state.total_steps
-        parts = [process.state, f"step {progress['step']} of {total}"]
+        parts = [process.state, f"step {progress['step']} of {state.steps_of(name)}"]
         if progress.get("loss") is not None:
             parts.append(f"loss {progress['loss']:.3f}")
         if process.restarts:
@@ -194,3 +196,67 @@ def progress_lines(folder: Path, state: LauncherState) -> Iterator[str]:
             if progress.get("remaining_s") is not None:
                 parts.append(f"{format_duration(progress['remaining_s'])} left")
         yield f"{name:<14} {', '.join(parts)}"
+
+
+class JobsPage:
+    """The page of several jobs in a folder, from their metrics and the launcher's state."""
+
+    def __init__(self, folder: Path, state: LauncherState):
+        self._folder, self._state = folder, state
+        self._histories: dict[str, History] = {}
+        self._written_s = -JOBS_REFRESH_S
+
+    def refresh(self) -> None:
+        """Write the page if it is old enough; a full disk leaves the previous one."""
+        if time.monotonic() - self._written_s >= JOBS_REFRESH_S:
+            with suppress(OSError):
+                self.write()
+
+    def write(self) -> Path:
+        """Write report.html of the jobs, and index.html of all runs; return the former's path."""
+        self._written_s = time.monotonic()
+        folder, state = self._folder, self._state
+        jobs = {name: self._job(name) for name in state.processes if name != "merge"}
+        merge = "The jobs are merged when all have ended."
+        if state.merge is not None:
+            merge = f"{state.merge.describe('The result')}."
+        page = {
+            "name": folder.name,
+            "stage": state.stage,
+            "jobs": jobs,
+            "marks": merge_marks(state, max((job["step"] for job in jobs.values()), default=0)),
+            "merge": merge,
+        }
+        write_whole(folder / "report.html", document("jobs", page, JOBS_REFRESH_S))
+        with suppress(OSError):
+            # The folder of all runs may be another user's.
+            write_overview(folder.parent)
+        return folder / "report.html"
+
+    def _job(self, name: str) -> dict[str, Any]:
+        """Return what the page shows of a job, or of the warm start of all jobs."""
+        path = self._folder / name / "metrics.jsonl"
+        history = self._histories.setdefault(name, History(path))
+        history.update()
+        gpu = None if name == WARMSTART else int(name.removeprefix("gpu"))
+        return {
+            "process": self._state.processes[name].model_dump(),
+            "step": history.step,
+            "total": self._state.steps_of(name),
+            "gpu": gpu,
+            "report": history.newest,
+            "series": {key: history.points(key) for key in CURVES},
+        }
+
+
+def merge_marks(state: LauncherState, step: int) -> list[tuple[int, str]]:
+    """Return a mark at each sync of the jobs up to a step, and at their final merge."""
+    every, total = state.immutable.sync_every, state.total_steps
+    # The warm start is one job, which averages no weights.
+    marks = sync_marks(every, step, after=state.immutable.warmstart_steps)
+    if every and step >= total and total % every:
+        # The last sync is at the end, whatever the period is.
+        marks.append((total, "weights averaged"))
+    if merge := state.merge:
+        marks.append((max(merge.job_steps.values()), f"merge of {', '.join(merge.job_steps)}"))
+    return marks

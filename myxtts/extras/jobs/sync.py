@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError, ConfigError, PeerLost
+from myxtts.base.progress import Observation, without
 from myxtts.checkpoints.files import (
     AVERAGES,
     MODEL,
@@ -44,9 +45,13 @@ from myxtts.config.schema import IN_SYNC
 from myxtts.extras.jobs import merge
 from myxtts.extras.jobs.mean import normalised, weighted_mean
 from myxtts.extras.jobs.merge import newest_average
-from myxtts.run.saving import write_state
+from myxtts.run.hooks import StepEnd
+from myxtts.run.saving import Checkpoints, write_state
+from myxtts.run.schedule import due_parts, periods_of
+from myxtts.run.setup import TrainingSetup
 from myxtts.run.state import TrainingState
 from myxtts.run.step import unscaled
+from myxtts.run.stop_request import StopRequest, stop_on_signals
 
 POLL_S = 0.2
 # A job waits this long for each job before it to average; that one may have died.
@@ -114,24 +119,20 @@ class WeightSync:
     def sync(self, state: TrainingState, stop_requested: Callable[[], bool]) -> bool:
         """Contribute the weights, wait for the average and load it.
 
-        A late job loads the newest average and continues at its step. Its own updates since the
-        last sync are discarded, with a warning. Returns false if a stop was requested first. Raises
-        PeerLost if fewer jobs than the quorum arrived in time, and CheckpointError if a
-        contribution is not finite, or comes from another network or another group of jobs.
+        Returns false if a stop was requested first. Raises PeerLost if fewer jobs than the quorum
+        arrived in time, and CheckpointError if a contribution is not finite, or comes from another
+        network or another group of jobs.
         """
         step = state.step
         began_s = self._clock_s()
-        newest = self._newest_step()
-        if newest < step:
-            contribution = self._folder(step) / self._name
-            # A run that was stopped in its sync has contributed already.
-            if not contribution.exists():
-                write_state(contribution, state, self._record)
-            trained = [v.path for v in state.trained]
-            awaited = self._wait_for_average(step, trained, stop_requested)
-            if awaited is None:
-                return False
-            newest = awaited
+        contribution = self._folder(step) / self._name
+        # A run that was stopped in its sync has contributed already.
+        if self._newest_step() < step and not contribution.exists():
+            write_state(contribution, state, self._record)
+        trained = [v.path for v in state.trained]
+        newest = self._wait_for_average(step, trained, stop_requested)
+        if newest is None:
+            return False
         participants = self._load_average(state, newest)
         jobs, waited_s = " ".join(map(str, participants)), self._clock_s() - began_s
         line = "sync           average of jobs %s at step %d, after %.1f s"
@@ -155,10 +156,7 @@ class WeightSync:
     def _wait_for_average(
         self, step: int, trained: Sequence[str], stop_requested: Callable[[], bool]
     ) -> int | None:
-        """Return the step of the newest average, at least `step`; None if a stop came first.
-
-        `trained` are the names of the trained variables.
-        """
+        """Return the step of the newest average, at least `step`; None if a stop came first."""
         began_s = self._clock_s()
         warn_s = began_s + TAKEOVER_S
         ready_s = math.inf
@@ -325,6 +323,58 @@ class WeightSync:
 
     def _folder(self, step: int) -> Path:
         return self._sync_dir / f"sync-{max(step, 0):06d}"
+
+
+class SyncWeights:
+    """The hook that averages the weights with those of other jobs, and asks for a checkpoint."""
+
+    pause_kind = "syncs"
+
+    def __init__(self, weight_sync: WeightSync, checkpoints: Checkpoints):
+        self._weight_sync, self._checkpoints = weight_sync, checkpoints
+
+    def is_due(self, end: StepEnd) -> bool:
+        return self._weight_sync.is_due(end.state)
+
+    def __call__(self, end: StepEnd) -> None:
+        # A sync removes the previous contributions, which a job needs that is killed and resumes
+        # from a previous checkpoint.
+        self._checkpoints.wait()
+        end.owes_sync = not self._weight_sync.sync(end.state, end.stop.due)
+        end.save |= not end.owes_sync
+
+
+def make_hook(
+    setup: TrainingSetup, checkpoints: Checkpoints, request: StopRequest
+) -> SyncWeights | None:
+    """Return the hook of a run with --sync-every, after the sync that it may owe; else None."""
+    start, schedule = setup.run.start, setup.schedule
+    if not setup.config.local_sgd.sync_every:
+        return None
+    weight_sync = WeightSync(setup.record, schedule.total_steps)
+    resumes = setup.config.run.resume
+    weight_sync.prepare(setup.state, new_run=start.resumed is None, resumes=resumes)
+    finish_pending_sync(weight_sync, setup, checkpoints, request)
+    return SyncWeights(weight_sync, checkpoints)
+
+
+# A run that was stopped within a sync has saved its checkpoint before it. The sync is done now,
+# before the first step. If it loads the average, the step's observations are of that average, and a
+# checkpoint is saved at once, so that the sync is never repeated.
+def finish_pending_sync(
+    weight_sync: WeightSync, setup: TrainingSetup, checkpoints: Checkpoints, request: StopRequest
+) -> None:
+    """Do the sync that a stopped run owes, if it owes one; the average is then observed."""
+    state, owed_step = setup.state, setup.state.step
+    with stop_on_signals(request):
+        if not weight_sync.is_due(state) or not weight_sync.sync(state, request.due):
+            return
+    is_last = state.step >= setup.schedule.total_steps
+    state.pending_observations = without(state.pending_observations, owed_step)
+    if parts := due_parts(periods_of(setup.config.run), owed_step, is_last):
+        state.pending_observations += (Observation(state.step, parts),)
+    checkpoints.save(state)
+    checkpoints.wait()
 
 
 def common_settings(record: Record) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Validation of merged weights: whether the mean is as good as the best input of a merge."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -41,8 +41,7 @@ MAX_SYNTHESIZED = 16
 # the best by chance.
 TOLERANCE = 0.01
 
-Coefficients = tuple[float, ...]
-"""Of each input in a mean; they add up to 1."""
+log = logging.getLogger(__name__)
 
 
 class Criterion(NamedTuple):
@@ -74,72 +73,58 @@ class Measurement(NamedTuple):
     loss: float
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Measurements of the inputs, by their names, and of their mean.
-
-    `note` says what the weights were measured on.
-    """
-
-    inputs: Mapping[str, Measurement]
-    merged: Measurement
-    criterion: Criterion
-    note: str
-
-    def better_input(self) -> tuple[int | None, str]:
-        """Return the index of an input that is better than the mean, if one is, and a sentence."""
-        names, measurements = [*self.inputs], [*self.inputs.values()]
-        best = measurements.index(min(measurements))
-        measured = self.merged, measurements[best]
-        # Metrics of few utterances may be the same; the loss then decides.
-        column = int(measured[0].metric == measured[1].metric)
-        merged, lowest = measured[0][column], measured[1][column]
-        label = self.criterion.label
-        values = [f"{label} {metric:.3f}, loss {loss:.4f}" for metric, loss in measured]
-        found = f"those of {names[best]} ({' against '.join(values)})"
-        if merged > lowest + TOLERANCE * abs(lowest):
-            return best, f"the merged weights are worse than {found}, which are kept instead"
-        return None, f"the merged weights are as good as {found}"
-
-    def table(self) -> str:
-        """Return a Markdown table."""
-        lines = [f"| weights | {self.criterion.label} | loss |", "|---|---|---|"]
-        for name, (metric, loss) in [*self.inputs.items(), ("merged", self.merged)]:
-            lines.append(f"| {name} | {metric:.3f} | {loss:.4f} |")
-        return "\n".join([*lines, "", f"- {self.note}", ""])
-
-
 def judge(
     inputs: Sequence[TrainedRun],
-    mean: Coefficients,
+    weights: Sequence[float],
     held_out: Manifest,
     config: Config,
     folder: Path,
-) -> Verdict:
-    """Measure the inputs and their mean on GPU 0 or else the CPU.
+) -> int | None:
+    """Measure the inputs and their mean on GPU 0 or else the CPU, and print the measurements.
 
-    Settings and folder belong to the merged run.
+    Settings and folder belong to the merged run. Returns the index of an input that is better than
+    the mean, if one is.
     """
-    placement = devices.configure_default()
-    evaluate = make_evaluator(inputs, held_out, config, placement.routes[0], folder)
-    single = [tuple(map(float, row)) for row in np.eye(len(inputs))]
+    route = devices.configure_default().routes[0]
+    evaluate = make_evaluator(inputs, held_out, config, route, folder)
     names = [str(source.checkpoint.path) for source in inputs]
-    measurements = dict(zip(names, map(evaluate, single), strict=True))
+    measured = dict(zip(names, map(evaluate, np.eye(len(inputs)).tolist()), strict=True))
+    measured["merged"] = evaluate(weights)
     criterion = CRITERIA[config.model.task]
-    note = (
-        f"{len(held_out)} utterances of {config.data.val_data}, with the weights that inference"
-        f" uses{criterion.note}"
-    )
-    return Verdict(measurements, evaluate(mean), criterion, note)
+    print(f"| weights | {criterion.label} | loss |\n|---|---|---|")
+    for name, (metric, loss) in measured.items():
+        print(f"| {name} | {metric:.3f} | {loss:.4f} |")
+    utterances = f"{len(held_out)} utterances of {config.data.val_data}"
+    print(f"\n- {utterances}, with the weights that inference uses{criterion.note}\n")
+    better, sentence = better_input(measured, criterion.label)
+    level = logging.INFO if better is None else logging.WARNING
+    log.log(level, "verdict        %s", sentence)
+    return better
+
+
+def better_input(measured: Mapping[str, Measurement], label: str) -> tuple[int | None, str]:
+    """Return the index of an input that is better than the mean, the last one, and a sentence."""
+    *names, _ = measured
+    *measurements, mean = measured.values()
+    best = measurements.index(min(measurements))
+    # Metrics of few utterances may be the same; the loss then decides.
+    column = int(mean.metric == measurements[best].metric)
+    merged, lowest = mean[column], measurements[best][column]
+    pair = mean, measurements[best]
+    values = [f"{label} {metric:.3f}, loss {loss:.4f}" for metric, loss in pair]
+    found = f"those of {names[best]} ({' against '.join(values)})"
+    if merged > lowest + TOLERANCE * abs(lowest):
+        return best, f"the merged weights are worse than {found}, which are kept instead"
+    return None, f"the merged weights are as good as {found}"
 
 
 # One network of the first input is built, and the held-out utterances get one pipeline. For each
-# set of coefficients, the mean is loaded into that network and the same validation runs, so that
-# all figures are comparable.
+# set of weights, the mean is loaded into that network and the same validation runs, so that all
+# figures are comparable.
 def make_evaluator(
     inputs: Sequence[TrainedRun], held_out: Manifest, config: Config, route: Route, folder: Path
-) -> Callable[[Coefficients], Measurement]:
-    """Return a function that measures the mean of the inputs with some coefficients."""
+) -> Callable[[Sequence[float]], Measurement]:
+    """Return a function that measures the mean of the inputs by a weight of each; 0 omits one."""
     task = task_of(config)
     device = route.model
     network = loading.load_network(inputs[0], device, task.name)
@@ -159,11 +144,10 @@ def make_evaluator(
     variables = {variable.path: variable.value for variable in network.variables}
     names = (CRITERIA[task.name].key, "loss")
 
-    def evaluate(coefficients: Coefficients) -> Measurement:
-        pairs = zip(map(weights_group, inputs), coefficients, strict=True)
-        used = [(group, coefficient) for group, coefficient in pairs if coefficient]
-        groups, weights = zip(*used, strict=True)
-        mean = dict(weighted_mean(groups, weights))
+    def evaluate(weights: Sequence[float]) -> Measurement:
+        pairs = zip(map(weights_group, inputs), weights, strict=True)
+        groups, used = zip(*(pair for pair in pairs if pair[1]), strict=True)
+        mean = dict(weighted_mean(groups, used))
         load_variables(inputs[0].checkpoint, {MODEL: variables}, {MODEL: mean})
         results = validation.evaluate()
         metric_and_loss = np.array([results[name] for name in names])

@@ -192,11 +192,10 @@ def _spoken(text: str, has_names: bool, left_out: Counter[str]) -> str:
 
 
 # For each cue, the longest beginning is found that ends the cue before. It is a repetition unless
-# both cues are spoken at the same time. Only if most cues repeat something do the captions roll.
+# both cues are spoken at the same time. Only if most cues repeat something do the captions roll, as
+# the automatic ones of YouTube do.
 def _unrolled(rows: list[Row], left_out: Counter[str]) -> list[Row]:
-    """Return cues without the words of the cue before, if the captions of a file roll: most cues
-    begin with the line before, as in the automatic captions of YouTube.
-    """
+    """Return cues without the words of the cue before, if the captions of a file roll."""
     new = []
     rolled = 0
     before, end_s = list[str](), 0.0

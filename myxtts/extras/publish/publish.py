@@ -46,7 +46,6 @@ def publish_run(
     trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     choice = trained.select_vocoder(vocoder)
     with complete_folder(out) as folder:
-        folder.mkdir()
         export_run(
             run,
             folder / "onnx",
@@ -110,4 +109,23 @@ def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
         "vocoder": vocoder,
         "checksums": CHECKSUMS,
         "scores": scores,
+        **origin(facts.get("ancestry") or {}),
+    }
+
+
+def origin(ancestry: dict[str, Any]) -> dict[str, str]:
+    """Return what the model card says of consent and data, from the corpus.json of a corpus."""
+    if not ancestry:
+        consent = "Who has agreed to the publication of their voice, when, for which uses."
+        return {"consent": f"FILL IN. {consent}", "data": "FILL IN"}
+    consents, data = [], [f"texts: {ancestry['texts']['from'] or 'FILL IN'}"]
+    for speaker in ancestry["speakers"]:
+        name = " ".join(filter(None, (speaker["model"], speaker["version"], speaker["voice"])))
+        consents.append(f"{name}: {speaker['consent'] or 'FILL IN whose voice it is'}")
+        licence = speaker["licence"] or "FILL IN its licence"
+        digest = speaker["sha256"] or "unknown"
+        data.append(f"{name}, {licence}, from {speaker['source']}, SHA-256 {digest}")
+    return {
+        "consent": f"other voices have spoken the corpus. {'; '.join(consents)}.",
+        "data": "; spoken by ".join([data[0], " and by ".join(data[1:])]),
     }

@@ -47,10 +47,7 @@ def check_size(size: int) -> None:
 
 
 class Desk:
-    """Speaks and transcribes for all connections: as many sentences at a time as there are threads.
-
-    The sentences of several requests take turns.
-    """
+    """Speaks and transcribes for all connections, a sentence at a time in each thread."""
 
     def __init__(self, speaker: Speaker, transcribe: Transcribe | None = None):
         self.speaker, self.transcriber = speaker, transcribe

@@ -1,6 +1,7 @@
 """`myxtts serve`: a voice, and a recogniser, over HTTP and Wyoming."""
 
 import argparse
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,5 +58,6 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         def transcribe(wave):
             return next(transcriber.transcribe([wave]))
 
-    serve(Desk(speaker, transcribe), options.host, options.port, options.wyoming_port)
+    desk = Desk(speaker, transcribe)
+    asyncio.run(serve(desk, options.host, options.port, options.wyoming_port))
     return 0

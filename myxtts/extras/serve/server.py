@@ -81,18 +81,14 @@ class TranscriptionRequest(AnyRequest):
 
 
 class Gate:
-    """The way of a request to an application of ASGI, and its end if the client leaves.
-
-    A body is counted before anything reads it, whatever its headers say; most of it waits on disk.
-    The message after a body is that the client has left, which cancels all that is done for it.
-    """
+    """The way of a request to an application of ASGI, and its end if the client leaves."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
 
-    # The body is received into a file and counted. Then the application answers, with the body
-    # replayed. Meanwhile the next message is awaited: it can only be that the client has left,
-    # which cancels the answer.
+    # The body is received into a file and counted, whatever its headers say. Then the application
+    # answers, with the body replayed. Meanwhile the next message is awaited: it can only be that
+    # the client has left, which cancels the answer.
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
@@ -196,14 +192,10 @@ async def refuse(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": document | {"param": None, "code": None}}, status, headers)
 
 
-def serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
-    """Serve until SIGINT or SIGTERM; raises ConfigError if a port cannot be used. 0 is no port."""
-    asyncio.run(_serve(desk, host, port, wyoming_port))
-
-
 # HTTP listens first, then Wyoming, so that a port in use is reported before the server seems to
 # run. Both share the event loop with a task that looks for new checkpoints.
-async def _serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
+async def serve(desk: Desk, host: str, port: int, wyoming_port: int) -> None:
+    """Serve until SIGINT or SIGTERM; raises ConfigError if a port cannot be used. 0 is no port."""
     listening = listen(host, port, "--port")
     app = Web(desk).application()
     options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}

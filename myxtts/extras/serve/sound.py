@@ -1,6 +1,6 @@
 """Waves as bytes of a sound file, sentence by sentence."""
 
-import os
+import tempfile
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import soxr
 from myxtts.audio.audio_file import BlockwiseFile
 from myxtts.audio.format import sample_rate_hz
 from myxtts.audio.sound_header import wav_header
+from myxtts.extras.serve.desk import SPOOLED_BYTES
 
 
 class Form(NamedTuple):
@@ -33,41 +34,14 @@ FORMS = {
 }
 
 
-class _Sink:
-    """A file that keeps only what was not taken yet."""
-
-    def __init__(self):
-        self._kept = bytearray()
-        self._taken = self._place = 0
-
-    def write(self, data) -> int:
-        start = self._place - self._taken
-        # libsndfile writes to the beginning of an MP3 again, at its end.
-        if start >= 0:
-            self._kept[start : start + len(data)] = data
-        self._place += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + (0, self._place, self._taken + len(self._kept))[whence]
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def take(self) -> bytes:
-        taken, self._kept = bytes(self._kept), bytearray()
-        self._taken += len(taken)
-        return taken
-
-
 class Encoder:
     """Turns waves into the bytes of one sound file; keeps FLAC alone until its end."""
 
     def __init__(self, name: str):
         self._form = form = FORMS[name]
         self._rate_hz = form.rate_hz or sample_rate_hz()
-        self._sink = _Sink()
+        self._sink = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115 - `end` closes it
+        self._taken = 0
         if name == "wav":
             self._sink.write(wav_header())
         kind = {"format": form.container, "subtype": form.subtype, "channels": 1}
@@ -80,9 +54,17 @@ class Encoder:
         self._file.write(soxr.resample(wave, sample_rate_hz(), self._rate_hz))
         if not self._form.is_streamed:
             return b""
-        return self._sink.take()
+        return self._take()
 
     def end(self) -> bytes:
         """Return the last bytes."""
         self._file.close()
-        return self._sink.take()
+        with self._sink:
+            return self._take()
+
+    # At its end libsndfile goes back to the beginning of an MP3, which was taken already.
+    def _take(self) -> bytes:
+        self._sink.seek(self._taken)
+        new = self._sink.read()
+        self._taken += len(new)
+        return new

@@ -61,9 +61,7 @@ log = logging.getLogger(__name__)
 # of its rows is written as shards; then the index, in which unusable rows have no samples, so that
 # row numbers stay those of the corpus.
 def pack(config: Config, out: str, part: int, parts: int) -> None:
-    """Pack one of so many slices of a corpus. Raises DataError if it cannot be read, or there is a
-    packed corpus already.
-    """
+    """Pack a slice of a corpus; raises DataError if it is unreadable, or `out` has a packed one."""
     if not is_url(out):
         make_folder(Path(out), "--out")
     store = store_of(out)
@@ -89,7 +87,6 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
     rejected += rows.rejected
     name = "" if parts == 1 else f"-{part:05d}-of-{parts:05d}"
     folder = Path(tempfile.mkdtemp(prefix="myxtts-pack-") if is_url(out) else out)
-    folder.mkdir(parents=True, exist_ok=True)
     listing = folder / f"rejected{name}.csv"
     report_rejected(rejected, [(rows, manifest)], data.max_rejected, listing)
     if is_url(out):
@@ -135,8 +132,7 @@ def join(out: str) -> None:
 def pack_shards(
     store: Store, manifest: Manifest, vocabulary: Vocabulary, number: int
 ) -> list[tuple[str, int, int, int]]:
-    """Write shards, from a number on, and return shard, first byte, size and first sample of
-    all utterances of a manifest."""
+    """Write shards from a number on; return each row's shard, first byte, size and first sample."""
     members = [*map(member_of, manifest.paths)]
     starts = manifest.starts.tolist()
     places = {row: (*member[:3], starts[row]) for row, member in enumerate(members) if member}

@@ -24,13 +24,10 @@ class _Part(NamedTuple):
     others: list[str]
 
 
-# The header of the first file decides about the columns. The audio is extracted into the cache
-# unless these files were extracted before. Then the rows are read like those of any other table.
+# The header of the first file decides about the columns. The audio is extracted into the user's
+# cache unless that was done before. Then the rows are read like those of any other table.
 def read_parquet(options: CorpusOptions) -> Layout | None:
-    """Read a file, or a folder with its subfolder data/; of several splits, train is read.
-
-    The audio is written into the cache of the user, once.
-    """
+    """Read a file, or a folder with its subfolder data/; of several splits, train is read."""
     paths = [options.path]
     if os.path.isdir(options.path):
         paths = sorted([*options.path.glob("*.parquet"), *options.path.glob("data/*.parquet")])
@@ -94,9 +91,7 @@ def _open(path: Path) -> _Part:
 
 
 def _records(parts: Sequence[_Part], field: str) -> Iterator[tuple[int, str, _Part, dict]]:
-    """Yield the number of each row, the name of its audio file, and its columns with one field of
-    the audio besides the path.
-    """
+    """Yield each row's number, name of its audio file, and columns with a field of the audio."""
     number = 0
     for part in parts:
         names = [f"{part.audio}.path", f"{part.audio}.{field}", *part.others]

@@ -155,7 +155,7 @@ class Work:
         if size == SETTINGS["model_size"].default and not visible_gpus():
             size = "tiny"
         of_stage = OF_TASK[stage] | {"run": self._runs[stage].name, "model_size": size} | values
-        # They are given to each command, so that a run may go on with others.
+        # GPUs are given to each command, so that a run may go on with others.
         of_stage |= dict.fromkeys(GPUS)
         if size == "tiny":
             of_stage |= TINY
@@ -200,20 +200,8 @@ class Work:
             if "training" in settings and "max_steps" in settings["training"]:
                 continue
             trial = f"{stage}_speed"
-            code = self._run(
-                "train",
-                "--config",
-                str(self._folder / f"{stage}.yaml"),
-                *self._devices(),
-                "--runs-dir",
-                str(self._folder),
-                "--run",
-                trial,
-                *TRIAL,
-                "--resume",
-                stop=stop,
-            )
-            if code:
+            place = ["--runs-dir", str(self._folder), "--run", trial]
+            if code := self._train(stage, stop, *place, *TRIAL):
                 return code
             step_s = read_last_report(self._folder / trial / "metrics.jsonl")["step_s"]
             steps = max(round(STEPPING * SHARES[stage] * self._minutes * 60 / step_s), 1)
@@ -224,11 +212,8 @@ class Work:
 
     def _set_steps(self, stage: str, steps: int) -> None:
         period = max(steps // 10, 1)
-        values: dict[str, Any] = {
-            "max_steps": steps,
-            "validate_every": period,
-            "checkpoint_every": period,
-        }
+        values: dict[str, Any] = {"max_steps": steps}
+        values |= {"validate_every": period, "checkpoint_every": period}
         if stage == "voice":
             values |= {"vocoder": str(self._runs["vocoder"]), "sample_every": 2 * period}
             # The least loss is not what sounds best: docs/guides/voices.md.
@@ -246,8 +231,15 @@ class Work:
         if newest and newest.record.step >= steps and not newest.record.pending_observations:
             print(f"{stage}: done before, {steps} steps in {self._runs[stage]}")
             return 0
-        settings = str(self._folder / f"{stage}.yaml")
-        return self._run("train", "--config", settings, *self._devices(), "--resume", stop=stop)
+        return self._train(stage, stop)
+
+    def _train(self, stage: str, stop: StopSignals, *flags: str) -> int:
+        """Train with the settings of a stage, and with flags besides; return the exit code."""
+        words = ["train", "--config", str(self._folder / f"{stage}.yaml")]
+        for name in GPUS:
+            if (gpu := SETTINGS[name].of(self._config)) is not None:
+                words.append(f"{SETTINGS[name].flag}={gpu}")
+        return self._run([*words, *flags, "--resume"], stop)
 
     def evaluate(self, stop: StopSignals) -> int:
         """Measure the voice on held-out sentences."""
@@ -256,7 +248,7 @@ class Work:
             print(f"evaluate: done before, see {scores}")
             return 0
         run = str(self._runs["voice"])
-        return self._run("evaluate", "--run", run, "--json", str(scores), stop=stop)
+        return self._run(["evaluate", "--run", run, "--json", str(scores)], stop)
 
     def close(self) -> None:
         """Write the page again, with the scores, and say how to hear the voice."""
@@ -268,12 +260,7 @@ class Work:
         words += [self._plan["language"], "--reference", self._plan["reference"]]
         print(f"Speak:   {command_line('synthesize')} {shlex.join(words)} --out hello.wav")
 
-    def _devices(self) -> list[str]:
-        """Return the flags of the devices."""
-        given = {name: SETTINGS[name].of(self._config) for name in GPUS}
-        return [f"{SETTINGS[name].flag}={gpu}" for name, gpu in given.items() if gpu is not None]
-
-    def _run(self, *words: str, stop: StopSignals) -> int:
+    def _run(self, words: Sequence[str], stop: StopSignals) -> int:
         """Run a command to its end, or to a request to stop, and return its exit code."""
         if stop.count:
             return stop.exit_code

@@ -37,6 +37,7 @@ HAS_PACKAGES = all(map(find_spec, (*PACKAGES, "httpx")))
 SENTENCE_S = 0.6
 VOICE = {
     "language": {"code": "en"},
+    "audio": {"sample_rate": 22050},
     "inference": {"noise_scale": 0.667, "length_scale": 1.0, "noise_w": 0.8},
     "phoneme_id_map": {"^": [1], "$": [2], "a": [3]},
     "speaker_id_map": {"one": 0},

@@ -27,8 +27,9 @@ class Field(NamedTuple):
 
     def sized(self, sizes: dict[str, Any]) -> list[Any]:
         """Return the shape, given the sizes of named dimensions; None for those without one."""
-        fixed = [dim() if callable(dim) else dim for dim in self.dims]
-        return [sizes.get(dim) if isinstance(dim, str) else dim for dim in fixed]
+        known: dict[Any, Any] = {d: sizes.get(d) for d in self.dims if isinstance(d, str)}
+        known |= {dim: dim() for dim in self.dims if callable(dim)}
+        return [known.get(dim, dim) for dim in self.dims]
 
     @property
     def on_host(self) -> bool:
@@ -38,15 +39,11 @@ class Field(NamedTuple):
 
 def tensor_specs(fields: dict[str, Field]) -> dict[str, tf.TensorSpec]:
     """Return the signature of a function that is traced once for all batches of a contract."""
-    return {
-        name: tf.TensorSpec(field.shape, field.dtype, name=name) for name, field in fields.items()
-    }
+    return {name: tf.TensorSpec(of.shape, of.dtype, name=name) for name, of in fields.items()}
 
 
 def check_batch(batch: dict, fields: dict[str, Field], stage: str) -> None:
-    """Check static types and shapes of a batch, but no values, after a stage that made it. Raises
-    TypeError if the batch breaks the contract, which is a defect.
-    """
+    """Raise TypeError if a batch has other types or static shapes after a stage: a defect."""
     faults = [f"{name} is missing" for name in fields.keys() - batch.keys()]
     faults += [f"{name} is unknown" for name in batch.keys() - fields.keys()]
     sizes: dict[str, int] = {}

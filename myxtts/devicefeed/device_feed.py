@@ -178,7 +178,8 @@ def _fields(asked: str, given: Any) -> dict[str, Field]:
     its own. Raises TypeError for anything but a flat dictionary of dense tensors of known rank.
     """
     fields, faults = {}, []
-    for name, value in given.items() if isinstance(given, dict) else ():
+    named = given.items() if isinstance(given, dict) else ()
+    for name, value in named:
         is_named = isinstance(name, str) and isinstance(value, tf.Tensor | tf.TensorSpec)
         if is_named and value.shape.rank is not None:
             dims = tuple(size or f"{name}.{i}" for i, size in enumerate(value.shape))

@@ -292,11 +292,13 @@ def _document(
         entries.append({"name": name, **ancestry, "clips": clips[name]})
     texts = {"file": options.texts.name, "sha256": file_digest(options.texts)}
     seconds = sum(soundfile.info(out / clip.path).duration for clip in good)
-    judge = f"{options.recogniser}, at most {options.max_error_rate:.0%} errors"
+    judge = ""
+    if options.recogniser:
+        judge = f"{options.recogniser}, at most {options.max_error_rate:.0%} errors"
     return {
         "speakers": entries,
         "texts": texts | {"from": options.texts_from},
-        "recogniser": judge if options.recogniser else "",
+        "recogniser": judge,
         "clips": len(good),
         "hours": round(seconds / 3600, 3),
     }

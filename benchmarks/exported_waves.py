@@ -68,7 +68,11 @@ def main() -> int:
     graph, document = voice_graph(run, vocoder, mels, texts[0], language, "/CPU:0")
 
     def by_tensorflow(inputs) -> np.ndarray:
-        return graph.traced(*map(tf.constant, inputs.values())).numpy()
+        return graph.traced(*map(tf.constant, inputs.values()))[0].numpy()
+
+    def waves_of(path: Path):
+        speak = (load_onnx if path.suffix == ".onnx" else load_litert)(path)
+        return lambda inputs: speak(inputs)[0]
 
     def with_more_noise(inputs) -> np.ndarray:
         return by_tensorflow(inputs | {"scales": inputs["scales"] + np.float32([NOISE, 0.0, 0.0])})
@@ -82,11 +86,7 @@ def main() -> int:
         for text in texts + others
     ]
     speakers = {"TensorFlow": (by_tensorflow, "")} | {
-        path.name: (
-            (load_onnx if path.suffix == ".onnx" else load_litert)(path),
-            f"{path.stat().st_size / 1e6:.1f}",
-        )
-        for path in options.files
+        path.name: (waves_of(path), f"{path.stat().st_size / 1e6:.1f}") for path in options.files
     }
     head = f"| | MB | real-time factor | same length | median | largest | within {TOLERANCE:g} |"
     print(f"{head} P.808 |\n|---|{'---:|' * 7}")

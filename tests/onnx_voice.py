@@ -104,7 +104,7 @@ def check_waves(test: unittest.TestCase, graph, speak, symbols: int) -> None:
             with test.subTest(tokens=length, scales=name):
                 inputs = voice_inputs(ids, 2, scales, number % 2)
                 wave = speak(inputs)
-                expected = graph.traced(*map(tf.constant, inputs.values())).numpy()
+                expected = graph.traced(*map(tf.constant, inputs.values()))[0].numpy()
                 test.assertEqual(wave.shape, expected.shape)
                 error = np.sqrt(np.mean(np.square(wave - expected)))
                 test.assertLess(error, 1e-3 * np.sqrt(np.mean(np.square(expected))))

@@ -4,6 +4,7 @@ import json
 import unittest
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.vocoder import OnnxVocoder, vocode
 from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.commands import say, synthesize
 from myxtts.extras.export import litert_graph, onnx_graph, piper, player_files, portable_functions
 from myxtts.extras.export import web as page
 from myxtts.extras.export.portable_functions import Complex
@@ -34,7 +36,9 @@ class PlayerIdsTest(unittest.TestCase):
         ids = [self.table.of_point[point] for point in f"^{points}$"]
         if padded:
             ids = [number for pair in zip(ids, [0] * len(ids), strict=True) for number in pair]
-        return piper.tokens_of(tf.constant(ids, tf.int64), self.table)[0].numpy().tolist()
+        tokens, places = piper.tokens_of(tf.constant(ids, tf.int64), self.table)
+        self.assertEqual(tokens.shape[1], len(places))
+        return tokens[0].numpy().tolist()
 
     def test_padding_is_removed(self):
         self.assertEqual(self.tokens("abh"), [1, 3, 4, 10, 2])
@@ -118,7 +122,7 @@ class OnnxSigmoidTest(unittest.TestCase):
 
         signature = [tf.TensorSpec([1, None], tf.float32, "x")]
         sigmoid = tf.function(lambda x: tf.sigmoid(x), signature, autograph=False)
-        model = onnx_graph.onnx_graph(sigmoid.get_concrete_function(), "sigmoid", "y", {})
+        model = onnx_graph.onnx_graph(sigmoid.get_concrete_function(), "sigmoid", ["y"], {})
         x = np.linspace(-60.0, 60.0, 121, dtype=np.float32)[None]
         (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
         np.testing.assert_allclose(y, tf.sigmoid(x), rtol=1e-5)
@@ -174,10 +178,10 @@ class OnnxTest(unittest.TestCase):
         portable = litert_graph.portable(self.graph.traced, "output")
         inputs = voice_inputs([1, *range(3, 11), 2], 2)
         tensors = [*map(tf.constant, inputs.values())]
-        wave, expected = portable(*tensors)["output"].numpy(), self.graph.traced(*tensors).numpy()
+        wave, (expected, _) = portable(*tensors)["output"].numpy(), self.graph.traced(*tensors)
         np.testing.assert_allclose(wave, expected, atol=1e-3 * np.abs(expected).max())
 
-    def test_waves_are_those_of_the_synthesizer(self):
+    def test_waves_and_durations_are_those_of_the_synthesizer(self):
         ids = [1, *range(3, 11), 11, 2]
         points = [1, *range(3, 11), self.table.of_point["ɔ"], self.table.of_point["\u0303"], 2]
         run = TrainedRun.open(self.run_folder)
@@ -185,12 +189,43 @@ class OnnxTest(unittest.TestCase):
         reference = reference_mel([self.folder / "high.wav"], data)
         texts = [ids], [len(ids)], [0], reference[None], [len(reference)]
         options = synthesis_options(run.record.settings.model)
-        mel, frames, _ = network.synthesize(*map(tf.constant, texts), options)
+        mel, frames, path = network.synthesize(*map(tf.constant, texts), options)
         vocoder = loading.load_vocoder_network(TrainedRun.open(self.vocoder_folder), "/CPU:0")
         expected = fade_ends(vocode(vocoder, mel, frames)[0])
         inputs = voice_inputs(points, 2, speaker=1)
-        wave = self.graph.traced(*map(tf.constant, inputs.values())).numpy()[0, 0]
-        np.testing.assert_allclose(wave, expected, atol=1e-3 * np.abs(expected).max())
+        wave, durations = self.graph.traced(*map(tf.constant, inputs.values()))
+        atol = 1e-3 * np.abs(expected).max()
+        np.testing.assert_allclose(wave.numpy()[0, 0], expected, atol=atol)
+        # The mark of a symbol has no frames of its own.
+        expected = np.insert(np.bincount(path[0], minlength=len(ids)), 10, 0)
+        np.testing.assert_array_equal(durations.numpy(), expected[None, None].astype(np.float32))
+        outputs = self.session("run.onnx").run(None, inputs)
+        np.testing.assert_array_equal(outputs[1], durations.numpy())
+
+    def test_say_writes_the_times_that_synthesize_writes(self):
+        text, found = "[[badc]]\n[[fɔ̃gab]] [[hɔ̃e]]", []
+        voice, run = str(self.folder / "voice"), str(self.run_folder)
+        flags = "--vocoder", str(self.vocoder_folder), "--language", "en"
+        spoken = ["--run", run, *flags, "--reference", str(self.folder / "high.wav")]
+        exported = ["--voice", voice, "--speaker", "high"]
+        # This process has its devices.
+        with mock.patch("myxtts.placement.devices.configure"), onnx_voice.small_networks():
+            for main, argv in (
+                (synthesize.main, [*spoken, "--text", text]),
+                (say.main, [text, *exported]),
+            ):
+                times = self.folder / "times.json"
+                out = str(self.folder / "times.wav")
+                self.assertEqual(main([*argv, "--out", out, "--times", str(times)]), 0)
+                segments = json.loads(times.read_text())["segments"]
+                found.append([word for segment in segments for word in segment["words"]])
+        self.assertGreater(len(found[0]), 1)
+        for word, same in zip(*found, strict=True):
+            self.assertEqual(word["word"], same["word"])
+            for phone, of in zip(word["phones"], same["phones"], strict=True):
+                self.assertEqual(phone["phone"], of["phone"])
+                for side in ("start", "end"):
+                    self.assertAlmostEqual(phone[side], of[side], delta=HOP_SAMPLES / 22_050)
 
     def test_speakers_and_noise_change_the_wave(self):
         session = self.session("run.onnx")
@@ -203,9 +238,9 @@ class OnnxTest(unittest.TestCase):
 
     def test_reduced_models_say_nearly_the_same(self):
         inputs = voice_inputs([1, *range(3, 11), 2], 2)
-        (expected,) = self.session("run.onnx").run(None, inputs)
+        expected, _ = self.session("run.onnx").run(None, inputs)
         for kind in ("float16", "int8"):
-            (wave,) = self.session(f"run-{kind}.onnx").run(None, inputs)
+            wave, _ = self.session(f"run-{kind}.onnx").run(None, inputs)
             self.assertLess(abs(wave.size - expected.size), 5 * HOP_SAMPLES)
 
     def test_json_and_metadata_are_those_of_players(self):
@@ -256,7 +291,8 @@ class OnnxTest(unittest.TestCase):
         flags = [file if flag == str(self.vocoder_folder) else flag for flag in self.flags]
         self.assertEqual(self.program("--out", str(self.folder / "other"), *flags), (0, ""))
         inputs = voice_inputs([1, *range(3, 11), 2], 2)
-        (expected,) = self.session("run.onnx").run(None, inputs)
-        (wave,) = self.session("../other/run.onnx").run(None, inputs)
+        expected, durations = self.session("run.onnx").run(None, inputs)
+        wave, same = self.session("../other/run.onnx").run(None, inputs)
+        np.testing.assert_array_equal(same, durations)
         middle = np.s_[..., 200:-200]  # its ends do not fade
         np.testing.assert_allclose(wave[middle], expected[middle], atol=1e-3)

@@ -13,6 +13,7 @@ from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
 from myxtts.config.schema import Config
 from myxtts.extras.publish import publish
 from myxtts.speak import voices
+from myxtts.speak.chunks import SpokenSentence
 from tests.fixtures import entered, make_record, temporary_folder
 from tests.tiny import build_model, save_checkpoint, training_state
 
@@ -28,7 +29,7 @@ class FakeSpeaker:
         self.name = folder.name
 
     def speak(self, text, name):
-        return iter([np.zeros(1000, np.float32)] * 2)
+        return iter([SpokenSentence(np.zeros(1000, np.float32), list)] * 2)
 
 
 class PublishTest(unittest.TestCase):

@@ -20,14 +20,15 @@ from myxtts.speak import voices
 from myxtts.speak.piper_voice import PiperVoice
 from myxtts.speak.player import ExportedSpeaker
 from myxtts.tasks.tts.speakers import open_speaker
+from myxtts.text.sentences import Boundary
 from tests.fixtures import FolderCase
 
 HAS_PACKAGES = all(map(find_spec, ("onnx", "onnxruntime")))
 PHONEMES = " abcdefghijklmnopqrstuvwxyzæəɪɛɐɔʊʌɹˈˌː.,!?"
 
 
-def write_graph(path: Path) -> None:
-    """Write a graph with the inputs of Piper, which hums each id for 256 samples."""
+def write_graph(path: Path, has_durations: bool = False) -> None:
+    """Write a graph with the inputs of Piper, which hums each id for a frame, 256 samples."""
     import onnx
     from onnx import TensorProto as Type
     from onnx import helper
@@ -48,8 +49,12 @@ def write_graph(path: Path) -> None:
         helper.make_tensor_value_info("input_lengths", Type.INT64, [1]),
         helper.make_tensor_value_info("scales", Type.FLOAT, [3]),
     ]
-    output = helper.make_tensor_value_info("output", Type.FLOAT, [1, 1, "m"])
-    graph = helper.make_graph(nodes, "hum", inputs, [output], [shape, times, axis, small])
+    outputs = [helper.make_tensor_value_info("output", Type.FLOAT, [1, 1, "m"])]
+    if has_durations:
+        nodes.append(helper.make_node("Sub", ["ids", "ids"], ["zeros"]))
+        nodes.append(helper.make_node("Exp", ["zeros"], ["frames"]))
+        outputs.append(helper.make_tensor_value_info("frames", Type.FLOAT, [1, "n"]))
+    graph = helper.make_graph(nodes, "hum", inputs, outputs, [shape, times, axis, small])
     opset = [helper.make_opsetid("", 15)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
 
@@ -87,9 +92,9 @@ class SayTest(FolderCase):
         voices.voices.cache_clear()
         self.addCleanup(voices.voices.cache_clear)
 
-    def write_voice(self, name: str, document: dict) -> Path:
+    def write_voice(self, name: str, document: dict, has_durations: bool = False) -> Path:
         path = self.folder / f"{name}.onnx"
-        write_graph(path)
+        write_graph(path, has_durations)
         self.write(f"{name}.onnx.json", json.dumps(document))
         return path
 
@@ -115,14 +120,49 @@ class SayTest(FolderCase):
         path = self.write_voice("joe", piper_json())
         voice = open_speaker(str(path))
         self.assertIsInstance(voice, PiperVoice)
-        ids = voice._ids_of("a man.")
+        ids = voice._chunk("a man.", Boundary.SENTENCE).tokens.tolist()
         self.assertEqual((ids[:2], ids[-1], {*ids[1::2]}), ([1, 0], 2, {0, *ids[1::2]}))
         self.assertEqual([*ids[1::2]], [0] * (len(ids) // 2))
-        (wave,) = voice.speak("a man.")
+        ((wave, _),) = voice.speak("a man.")
         self.assertEqual(len(wave), 256 * len(ids))
         slow = self.write_voice("slow", piper_json(16_000))
-        (resampled,) = open_speaker(str(slow)).speak("a man.")
+        ((resampled, _),) = open_speaker(str(slow)).speak("a man.")
         self.assertAlmostEqual(len(resampled) / len(wave), 22_050 / 16_000, delta=0.01)
+
+    def test_voices_of_both_kinds_tell_the_times_of_words(self):
+        times = self.folder / "said.json"
+        # Frames before the first symbol, and of each one: Piper has an id of _ behind each.
+        for document, first, each in ((piper_json(), 2, 2), (exported_json(), 1, 1)):
+            path = str(self.write_voice("timed", document, has_durations=True))
+            wave = self.say("A man. A man.", "--voice", path, "--times", str(times))
+            found = json.loads(times.read_text())
+            self.assertAlmostEqual(found["duration"], len(wave) / 22_050, places=3)
+            segments = [segment["words"] for segment in found["segments"]]
+            texts = [[word["word"] for word in words] for words in segments]
+            self.assertEqual(texts, [["A", "man."]] * 2)
+            frame_s = 256 / 22_050
+            self.assertAlmostEqual(segments[0][0]["start"], first * frame_s, places=4)
+            # ɐ, and half of the space behind it.
+            self.assertAlmostEqual(segments[0][0]["end"], (first + 1.5 * each) * frame_s, places=4)
+            # The second sentence is the first one after a pause.
+            later_s = (len(wave) - len(self.say("A man.", "--voice", path))) / 22_050
+            starts = [words[0]["start"] for words in segments]
+            self.assertAlmostEqual(starts[1] - starts[0], later_s, places=4)
+
+    def test_times_are_refused_before_anything_is_spoken(self):
+        path = str(self.write_voice("joe", piper_json()))
+        for argv, message in (
+            (("--times", "a.txt"), "--times a.txt was given, but times are written as"),
+            (("--times", "a.srt"), "the graph of ann has no second output.*Export the voice again"),
+            (("--times", "a.srt", "--voice", path), "the graph of joe has no second output"),
+        ):
+            with (
+                self.subTest(argv),
+                mock.patch.object(ExportedSpeaker, "speak", side_effect=AssertionError),
+                mock.patch.object(PiperVoice, "speak", side_effect=AssertionError),
+                self.assertRaisesRegex(ConfigError, message),
+            ):
+                say.main(["Hi.", *argv, "--out", str(self.folder / "out.wav")])
 
     def test_stream_is_wav_on_stdout(self):
         path = self.folder / "stream"
@@ -130,8 +170,12 @@ class SayTest(FolderCase):
             open(path, "wb") as out,
             mock.patch.object(say, "sound_on_stdout", lambda: contextlib.nullcontext(out)),
         ):
-            self.assertEqual(say.main(["A man.", "--stream"]), 0)
+            timed = str(self.write_voice("timed", exported_json(), has_durations=True))
+            times = self.folder / "stream.srt"
+            argv = ["A man.", "--stream", "--voice", timed, "--times", str(times)]
+            self.assertEqual(say.main(argv), 0)
         self.assertEqual(path.read_bytes()[:4], b"RIFF")
+        self.assertIn("A man.", times.read_text())
 
     def test_where_nothing_plays_a_file_is_named_by_the_first_word(self):
         with mock.patch.object(say, "find_player", return_value=None):

@@ -26,7 +26,7 @@ from myxtts.config.synthesis import SynthesisOptions
 from myxtts.extras.serve.serve_command import PACKAGES
 from myxtts.extras.serve.sound import FORMS, Encoder
 from myxtts.speak import player as speakers
-from myxtts.speak.chunks import FRONTEND
+from myxtts.speak.chunks import FRONTEND, SpokenSentence
 from myxtts.speak.player import ExportedSpeaker, choose_speaker
 from myxtts.tasks.tts import run_speaker
 from myxtts.tasks.tts.run_speaker import RunSpeaker
@@ -58,12 +58,12 @@ class Humming:
         SynthesisOptions(speed=speed)
         seconds = np.arange(int(SENTENCE_S / speed * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
         wave = 0.3 * np.sin(2 * np.pi * hz * seconds).astype(np.float32)
-        return iter([wave] * text.count("."))
+        return iter([SpokenSentence(wave, list)] * text.count("."))
 
 
 class SoundTest(unittest.TestCase):
     def test_every_form_has_the_whole_sound(self):
-        wave = next(Humming().speak("."))
+        wave = next(Humming().speak(".")).wave
         for name, form in FORMS.items():
             with self.subTest(form=name):
                 encoder = Encoder(name)
@@ -131,8 +131,10 @@ class SpeakersTest(unittest.TestCase):
         folder, inputs = temporary_folder(self.addCleanup), []
         (folder / "a.onnx").write_bytes(b"onnx")
         (folder / "a.onnx.json").write_text(json.dumps(VOICE))
-        with mock.patch.object(speakers, "load_onnx", return_value=inputs.append):
+        run = mock.Mock(side_effect=lambda given: inputs.append(given) or [np.zeros(9)])
+        with mock.patch.object(speakers, "load_onnx", return_value=run):
             speaker = ExportedSpeaker(folder)
+            self.assertFalse(speaker.has_times)
             self.assertEqual(inputs[0]["input"].tolist(), [[1, 3, 2]])
             for speed in (float("nan"), 0, "fast"):
                 with self.assertRaisesRegex(ConfigError, "speed is .* from 0.25 to 4"):
@@ -283,7 +285,7 @@ class Waiting:
     def speak(self, text, speaker="", speed=1.0, reference=None):
         self.given.append(text)
         self.may.wait(DEADLINE_S)
-        return iter([np.zeros(99, np.float32)])
+        return iter([SpokenSentence(np.zeros(99, np.float32), list)])
 
     def transcribe(self, wave):
         return str(self.speak("a recording"))
@@ -441,7 +443,7 @@ class WyomingTest(unittest.TestCase):
                 AudioStart.is_type(events[0].type) and AudioStop.is_type(events[3].type)
             )
             wave = np.frombuffer(events[1].payload, np.int16) / 32768
-            expected = next(Humming().speak(".", "high"))
+            expected = next(Humming().speak(".", "high")).wave
             np.testing.assert_allclose(wave, expected, atol=1e-4)
             await client.write_event(Synthesize("①").event())
             self.assertIn("nothing", Error.from_event(await client.read_event()).text)

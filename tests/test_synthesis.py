@@ -39,8 +39,9 @@ from myxtts.checkpoints.files import write_checkpoint
 from myxtts.commands import synthesize
 from myxtts.config.schema import Config, ModelConfig
 from myxtts.speak.chunks import FADE_S, PAUSES_S, encode_text, fade_ends, pause_between
+from myxtts.speak.sound_file import WavStream, sound_file, wav_stream
 from myxtts.tasks.base import Examples
-from myxtts.tasks.tts.speech_file import WavStream, sound_file, wav_stream, write_speech
+from myxtts.tasks.tts.speech_file import write_speech
 from myxtts.tasks.tts.synthesizer import BATCH_CHUNKS, Synthesizer
 from myxtts.tasks.tts.task import TTSSampler
 from myxtts.text.languages import choose_language
@@ -362,7 +363,7 @@ class SoundFile(FolderCase):
         """libvorbis puts a whole write on the stack: 120 s at once are a segmentation fault."""
         wave = np.random.default_rng(0).uniform(-0.5, 0.5, 120 * SAMPLE_RATE_HZ).astype(np.float32)
         code = (
-            "import numpy, pathlib; from myxtts.tasks.tts.speech_file import sound_file\n"
+            "import numpy, pathlib; from myxtts.speak.sound_file import sound_file\n"
             f"with sound_file(pathlib.Path({str(self.folder / 'a.ogg')!r})) as file:\n"
             f"    file.write(numpy.zeros({120 * SAMPLE_RATE_HZ}, numpy.float32))\n"
         )
@@ -391,7 +392,7 @@ class SoundFile(FolderCase):
 
     def test_a_full_disk_is_an_error_that_names_the_file(self):
         code = (
-            "import resource, signal, numpy, pathlib; from myxtts.tasks.tts.speech_file import"
+            "import resource, signal, numpy, pathlib; from myxtts.speak.sound_file import"
             " sound_file\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             " resource.setrlimit(resource.RLIMIT_FSIZE, (9_999, 9_999))\nwith"
             f" sound_file(pathlib.Path({str(self.folder / 'a.wav')!r})) as file:"

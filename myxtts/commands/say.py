@@ -13,9 +13,10 @@ from pathlib import Path
 
 from myxtts.base.console import sound_on_stdout
 from myxtts.base.errors import ConfigError
-from myxtts.commands.synthesize import read_text
+from myxtts.commands.synthesize import add_times_flag, read_text
 from myxtts.config import parser as flags
 from myxtts.config.parser import add_flag, add_switch
+from myxtts.text.times import check_times_file
 
 NAME = "say"
 HELP = "Say a text with a voice that exists, or write it to a file; needs no TensorFlow."
@@ -43,6 +44,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(sound, "--out", out, Path)
     stream = "write WAV to stdout instead, sentence by sentence; the log is on stderr"
     add_switch(sound, "--stream", stream)
+    add_times_flag(parser)
     flags.add_option(parser, "--speed", "speed", "2 is twice as fast")
     options = parser.parse(argv)
     if options.text is not None and options.text_file is not None:
@@ -54,24 +56,27 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     with sound_on_stdout() if options.stream else nullcontext() as pipe:
         text = read_text(options.text, options.text_file)
+        check_times_file(options.times)
+        from myxtts.speak.sound_file import write_sentences
         from myxtts.tasks.tts.speakers import open_speaker
-        from myxtts.tasks.tts.speech_file import sound_file, wav_stream
 
         speaker = open_speaker(options.voice, text, options.language)
-        waves = speaker.speak(text, options.speaker or "", options.speed or 1.0)
+        if options.times and not speaker.has_times:
+            raise ConfigError(
+                f"--times {options.times} was given, but the graph of {speaker.name} has no second"
+                " output with the durations of its phonemes. Export the voice again with this"
+                " version, choose another --voice, or leave out --times."
+            )
+        sentences = speaker.speak(text, options.speaker or "", options.speed or 1.0)
         if pipe is not None:
-            with wav_stream(pipe) as sound:
-                for wave in waves:
-                    sound.write(wave)
+            write_sentences(pipe, sentences, options.times)
             return 0
         player = find_player() if options.out is None else None
         word = re.search(r"[^\W_]+", text)
         out = options.out or Path(f"{word[0].lower()[:40]}.wav" if word else "speech.wav")
         with tempfile.TemporaryDirectory() if player else nullcontext() as folder:
             path = Path(folder) / "speech.wav" if folder else out
-            with sound_file(path) as sound:
-                for wave in waves:
-                    sound.write(wave)
+            write_sentences(path, sentences, options.times)
             if player is None:
                 log.info("sound          %s", path)
             elif subprocess.run([*player, str(path)], stderr=subprocess.DEVNULL).returncode:

@@ -31,8 +31,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(sound, "--out", out, Path, default=Path("speech.wav"))
     stream = "write WAV to stdout instead, sentence by sentence; the log is on stderr"
     add_switch(sound, "--stream", stream)
-    times = f"file for the times of words and phonemes: {', '.join(FORMS)}"
-    add_flag(parser, "--times", times, Path, "FILE")
+    add_times_flag(parser)
     flags.add_checkpoint_flag(parser)
     add_flag(parser, "--language", "language of the text; required if the run has several")
     accent = "sound like a speaker of this language of the run (default: the language of the text)"
@@ -54,6 +53,11 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add("--seed", "seed", "seed of the noise; the same seed gives the same .wav or .flac")
     flags.add_vocoder_flags(parser)
     return parser.parse(argv)
+
+
+def add_times_flag(parser: flags.CommandParser) -> None:
+    times = f"file for the times of words and phonemes: {', '.join(FORMS)}"
+    add_flag(parser, "--times", times, Path, "FILE")
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:

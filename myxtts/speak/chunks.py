@@ -2,7 +2,8 @@
 
 import logging
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from myxtts.text.frontend import TextFrontend
 from myxtts.text.named import ADVICE
 from myxtts.text.sentences import Boundary, empty_text_message, split_text
 from myxtts.text.symbols import SymbolTable
+from myxtts.text.times import TimedWord, time_words
+from myxtts.text.words import words_of_text
 
 MAX_UNKNOWN_FRACTION = 0.25  # of the symbols of a chunk
 FADE_S = 0.005
@@ -37,6 +40,15 @@ class Chunk(NamedTuple):
     symbols: list[str]
     tokens: np.ndarray
     boundary: Boundary
+
+
+class SpokenSentence(NamedTuple):
+    """A sentence with the pause before it: its wave, float32 [samples] in [-1, 1], and what
+    computes the times of its words, if the voice tells them.
+    """
+
+    wave: np.ndarray
+    times: Callable[[], list[TimedWord]]
 
 
 # A text comes in, and is split into sentences or parts of them. The front end makes symbols of
@@ -96,6 +108,39 @@ def fade_ends(wave: np.ndarray) -> np.ndarray:
     )
 
 
+# Before each wave comes the pause that its two neighbours and the boundary between them ask for.
+# Times of words are computed only if the caller asks, from the sample at which the wave begins.
+def joined(
+    spoken: Iterable[tuple[Chunk, np.ndarray, np.ndarray]],
+    language: str,
+    frontend: TextFrontend,
+    speed: float,
+) -> Iterator[SpokenSentence]:
+    """Yield the sentences of a speech.
+
+    Args:
+        spoken: chunks with their waves, and the samples at which their symbols begin, and the last
+            one ends: [symbols + 1]; empty if the voice does not tell them.
+    """
+    previous: tuple[np.ndarray, Boundary] | None = None
+    start = 0
+    for chunk, wave, edges in spoken:
+        pause = wave[:0]
+        if previous is not None:
+            pause = pause_between(*previous, wave, speed)
+        previous = wave, chunk.boundary
+        edges_s = (start + len(pause) + edges) / sample_rate_hz()
+        start += len(pause) + len(wave)
+        times = partial(_times, chunk, language, frontend, edges_s)
+        yield SpokenSentence(np.concatenate([pause, wave]), times)
+
+
+def _times(
+    chunk: Chunk, language: str, frontend: TextFrontend, edges_s: np.ndarray
+) -> list[TimedWord]:
+    return time_words(words_of_text(chunk.text, language, frontend, chunk.symbols), edges_s)
+
+
 def pause_between(
     wave: np.ndarray, boundary: Boundary, following: np.ndarray, speed: float
 ) -> np.ndarray:
@@ -114,8 +159,11 @@ def _leading_silence(wave: np.ndarray) -> int:
     return int(audible.argmax())
 
 
-def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    """Return a function of the inputs of an exported ONNX file, which takes one core."""
+def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+    """Return a function of the inputs of an exported ONNX file that returns its outputs.
+
+    It takes one core. The second output of a voice, if it has one, has the frames of each id.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -125,7 +173,7 @@ def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     # With the pattern, memory grows with each new length of a text.
     options.enable_mem_pattern = False
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, inputs)[0]
+    return partial(session.run, None)
 
 
 def player_ids_of(symbols: Sequence[str], id_map: Mapping[str, Sequence[int]]) -> list[int]:
@@ -134,8 +182,18 @@ def player_ids_of(symbols: Sequence[str], id_map: Mapping[str, Sequence[int]]) -
     return [id_map[point][0] for point in f"^{points}$"]
 
 
+def edges_of(outputs: Sequence[np.ndarray], places: np.ndarray, hop: float) -> np.ndarray:
+    """Return the samples at which these ids of a voice begin; nothing without its second output."""
+    if len(outputs) == 1:
+        return np.zeros(0)
+    return hop * np.cumsum([0.0, *outputs[1].ravel()])[places]
+
+
 def voice_inputs(
-    ids: Sequence[int], speakers: int, scales: Sequence[float] = SCALES, speaker: int = 0
+    ids: Sequence[int] | np.ndarray,
+    speakers: int,
+    scales: Sequence[float] = SCALES,
+    speaker: int = 0,
 ) -> dict[str, np.ndarray]:
     """Return the inputs of an exported voice as a player gives them."""
     inputs: dict[str, np.ndarray] = {

@@ -2,22 +2,26 @@
 
 import json
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from myxtts.audio.format import use_sample_rate
+from myxtts.audio.format import HOP_SAMPLES, use_sample_rate
 from myxtts.base.errors import CheckpointError, DataError, check_packages
 from myxtts.base.files import LFS_POINTER
 from myxtts.base.names import canonical_name
 from myxtts.config.synthesis import SynthesisOptions
 from myxtts.speak.chunks import (
     FRONTEND,
+    Chunk,
+    SpokenSentence,
+    edges_of,
     encode_text,
+    joined,
     load_onnx,
-    pause_between,
     player_ids_of,
     voice_inputs,
 )
@@ -35,6 +39,7 @@ class Speaker(Protocol):
         language: of the texts.
         speakers: names to choose from; the first is the default.
         takes_reference: whether a recording can be given instead of a name.
+        has_times: whether it tells the times of words.
         threads: how many sentences can be spoken at the same time.
     """
 
@@ -42,12 +47,13 @@ class Speaker(Protocol):
     language: str
     speakers: Sequence[str]
     takes_reference: bool
+    has_times: bool
     threads: int
 
     def speak(
         self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
-    ) -> Iterator[np.ndarray]:
-        """Yield the wave of each sentence, float32 [samples]; the call raises DataError."""
+    ) -> Iterator[SpokenSentence]:
+        """Yield the sentences; the call raises DataError."""
         ...
 
     def refresh(self) -> None:
@@ -113,8 +119,8 @@ class ExportedSpeaker:
     """A voice of `myxtts export --format onnx`: its folder, or one of its files; see `Speaker`.
 
         speaker = ExportedSpeaker(Path("exported"))
-        for wave in speaker.speak("Good morning. How are you?", speed=1.1):
-            play(wave)
+        for sentence in speaker.speak("Good morning. How are you?", speed=1.1):
+            play(sentence.wave)
 
     Raises CheckpointError if it cannot be used, and ConfigError if onnxruntime is missing.
     """
@@ -146,39 +152,34 @@ class ExportedSpeaker:
         try:
             self._run = load_onnx(graph)
             found = f"is not the graph that {graph.name}.json describes"
-            self._run(voice_inputs([ids[0], max(ids), ids[-1]], len(self.speakers), self._scales))
+            ids = [ids[0], max(ids), ids[-1]]
+            outputs = self._run(voice_inputs(ids, len(self.speakers), self._scales))
         except Exception as error:  # onnxruntime has classes of its own, without a common one
             reason = str(error).partition("\n")[0].rstrip(".")
             raise CheckpointError(f"{graph} {found}: {reason}. Copy both files again.") from error
+        self.has_times = len(outputs) > 1
 
     def speak(
         self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
-    ) -> Iterator[np.ndarray]:
+    ) -> Iterator[SpokenSentence]:
         row = choose_speaker(speaker, self.speakers)
         if reference is not None:
             raise DataError("an exported voice has fixed speakers. Leave out the reference.")
         SynthesisOptions(speed=speed)  # raises for a speed beyond its bounds
         chunks = encode_text(text, self.language, self._frontend, self._symbols)
+        spoken = (self._spoken(chunk, row, speed) for chunk in chunks)
+        return joined(spoken, self.language, self._frontend, speed)
 
-        def waves() -> Iterator[np.ndarray]:
-            previous = None
-            for chunk in chunks:
-                wave = self._wave(chunk.symbols, row, speed)
-                pause = wave[:0]
-                if previous is not None:
-                    before, boundary = previous
-                    pause = pause_between(before, boundary, wave, speed)
-                previous = wave, chunk.boundary
-                yield np.concatenate([pause, wave])
-
-        return waves()
-
-    def _wave(self, symbols: Sequence[str], speaker: int, speed: float) -> np.ndarray:
-        ids = player_ids_of(symbols, self._id_map)
+    def _spoken(
+        self, chunk: Chunk, speaker: int, speed: float
+    ) -> tuple[Chunk, np.ndarray, np.ndarray]:
+        ids = player_ids_of(chunk.symbols, self._id_map)
         noise, length, variety = self._scales
         scales = noise, length / speed, variety
-        inputs = voice_inputs(ids, len(self.speakers), scales, speaker)
-        return self._run(inputs).ravel()
+        outputs = self._run(voice_inputs(ids, len(self.speakers), scales, speaker))
+        points = [len(unicodedata.normalize("NFD", symbol)) for symbol in chunk.symbols]
+        places = np.cumsum([1, *points])  # behind the id of ^
+        return chunk, outputs[0].ravel(), edges_of(outputs, places, HOP_SAMPLES)
 
     def refresh(self) -> None:
         """Do nothing: a file has no newer checkpoints."""

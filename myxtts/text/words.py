@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from rapidfuzz.distance import Levenshtein
-
 from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH, TextFrontend
 
 SEPARATORS = PUNCTUATION + " "
@@ -73,6 +71,8 @@ def words_of_text(
 
     `symbols` may lack those that a voice does not have.
     """
+    from rapidfuzz.distance import Levenshtein  # takes a while, and few ask for times
+
     names = _WORD.findall(text)
     alone: list[str] = []
     starts = []

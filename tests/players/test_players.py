@@ -44,6 +44,10 @@ class PlayersTest(unittest.TestCase):
         wave = self.voice.phoneme_ids_to_audio(self.ids)
         np.testing.assert_allclose(wave, self.wave, atol=1e-5)
 
+    def test_piper_aligns_its_ids_with_the_wave(self):
+        wave, samples = self.voice.phoneme_ids_to_audio(self.ids, include_alignments=True)
+        self.assertEqual((len(samples), samples.sum()), (len(self.ids), len(wave)))
+
     def test_sherpa_onnx(self):
         vits = sherpa_onnx.OfflineTtsVitsModelConfig(
             model=str(self.model), tokens=str(self.model.with_name("tokens.txt"))

@@ -35,6 +35,7 @@ from tests.players.voice import (
     exported_voice,
     keep_screenshot,
     spoken_samples,
+    whole,
 )
 from tests.test_serving import SENTENCE_S, Humming
 
@@ -84,7 +85,7 @@ class ServerTest(unittest.TestCase):
 
     def test_openai_speech_is_that_of_the_file(self):
         voice = self.speaker.speakers[-1]
-        expected = np.concatenate([*self.speaker.speak(LONG_TEXT, voice)])
+        expected = whole(self.speaker.speak(LONG_TEXT, voice))
         form = {"model": "any", "voice": voice, "input": LONG_TEXT}
         for kind in ("wav", "flac", "opus", "mp3"):
             answer = self.client.audio.speech.create(response_format=kind, **form)
@@ -107,7 +108,7 @@ class ServerTest(unittest.TestCase):
 
     def test_wyoming(self):
         pcm = asyncio.run(asyncio.wait_for(spoken(self.wyoming_port), DEADLINE_S))
-        expected = np.concatenate([*self.speaker.speak(TEXT)])
+        expected = whole(self.speaker.speak(TEXT))
         np.testing.assert_allclose(pcm / 32768, expected, atol=1e-4)
 
     def test_many_requests(self):
@@ -132,7 +133,7 @@ class ServerTest(unittest.TestCase):
     def test_page(self):
         def look(page):
             pcm = spoken_samples(page, TEXT)
-            expected = np.concatenate([*self.speaker.speak(TEXT)])
+            expected = whole(self.speaker.speak(TEXT))
             np.testing.assert_allclose(pcm / 32768, expected, atol=1e-4)
             self.assertFalse(page.is_visible("#file"))
             keep_screenshot(page, "page")

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import soundfile
 
 from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.speak.chunks import SpokenSentence
 from myxtts.speak.player import ExportedSpeaker
 
 ENGLISH = " ,.abdefhijklmnoprstuvwzæðŋɐɑɔəɚɛɜɡɪɫɹɾʃʊʌʒʔˈˌːθᵻ"
@@ -39,6 +40,10 @@ def exported_voice() -> tuple[ExportedSpeaker, Path]:
         export_voice(folder, symbols=ENGLISH, languages=("en",))
     speaker = ExportedSpeaker(folder)
     return speaker, folder / f"{speaker.name}.onnx"
+
+
+def whole(sentences: Iterable[SpokenSentence]) -> np.ndarray:
+    return np.concatenate([sentence.wave for sentence in sentences])
 
 
 @contextmanager

@@ -4,7 +4,7 @@ What LiteRT lacks is replaced: see `portable_graph`. float64 becomes float32, bu
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +20,10 @@ HALF_WORD = 1 << 16
 
 # The traced function is rewritten without what LiteRT lacks, saved once, and converted three times:
 # as it is, with weights of 16 bits, and with weights of 8 bits.
-def litert_models(traced, output: str) -> dict[str, bytes]:
-    """Return the models of a traced function of one tensor, which they call `output`, by KINDS."""
+def litert_models(traced, outputs: Sequence[str]) -> dict[str, bytes]:
+    """Return the models of a traced function by KINDS; they have its first output alone."""
     module = tf.Module()
-    module.call = portable(traced, output)
+    module.call = portable(traced, outputs[0])
     models = {}
     with tempfile.TemporaryDirectory(prefix="myxtts-") as folder:
         tf.saved_model.save(module, folder, module.call.get_concrete_function())
@@ -39,7 +39,7 @@ def litert_models(traced, output: str) -> dict[str, bytes]:
 
 def portable(traced, output: str):
     """Return a tf.function that LiteRT can compute; see `portable_function`."""
-    return portable_function(traced, output, _REPLACED, {tf.float64: tf.float32})
+    return portable_function(traced, [output], _REPLACED, {tf.float64: tf.float32})
 
 
 def _with_axes(operation: tf.Operation, x, begin, end, strides):

@@ -4,7 +4,7 @@ What ONNX lacks is replaced first: see `portable_graph`. int32 becomes int64, in
 shapes and indices.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,20 +51,24 @@ _REDUCTIONS = {name: f"Reduce{name}" for name in "Mean Sum Max Min Prod".split()
 
 # A traced function comes in. Its operations without a counterpart are rewritten in TensorFlow
 # first. Then each operation is translated in the order of the trace; shapes and constants are
-# folded on the way, since ONNX runtimes want them as constants. Last, nodes that the output does
-# not need are dropped, and the rest becomes a model with named inputs.
-def onnx_graph(traced, name: str, output: str, metadata: dict[str, str]):
-    """Return the ONNX model of a traced function of one tensor, which it calls `output`."""
+# folded on the way, since ONNX runtimes want them as constants. Last, nodes that no output needs
+# are dropped, and the rest becomes a model with named inputs.
+def onnx_graph(traced, name: str, names: Sequence[str], metadata: dict[str, str]):
+    """Return the ONNX model of a traced function; `names` are those of its outputs."""
     from onnx import helper
 
-    traced = portable_function(traced, output, _REPLACED).get_concrete_function()
+    traced = portable_function(traced, names, _REPLACED).get_concrete_function()
     builder = _Builder()
     tensors = inputs_of(traced)
-    (result,) = builder.function(traced, [tensor.op.name for tensor in tensors])
-    builder.nodes.append(helper.make_node("Identity", [result], [output]))
-    nodes, initializers = builder.needed_for(output)
+    results = builder.function(traced, [tensor.op.name for tensor in tensors])
+    outputs = []
+    # TensorFlow sorts named outputs.
+    for output, result, tensor in zip(sorted(names), results, traced.outputs, strict=True):
+        builder.nodes.append(helper.make_node("Identity", [result], [output]))
+        outputs.append(_value_info(output, tensor))
+    outputs.sort(key=lambda info: names.index(info.name))
+    nodes, initializers = builder.needed_for(names)
     inputs = [_value_info(tensor.op.name, tensor) for tensor in tensors]
-    outputs = [_value_info(output, traced.outputs[0])]
     graph = helper.make_graph(nodes, name, inputs, outputs, initializers)
     imports = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
@@ -147,11 +151,11 @@ class _Builder:
             self.constants[self._known[key]] = array
         return self._known[key]
 
-    def needed_for(self, output: str) -> tuple[list[Any], list[Any]]:
-        """Return the nodes and the initializers that an output depends on."""
+    def needed_for(self, outputs: Iterable[str]) -> tuple[list[Any], list[Any]]:
+        """Return the nodes and the initializers that outputs depend on."""
         from onnx import numpy_helper
 
-        needed, nodes = {output}, []
+        needed, nodes = {*outputs}, []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
                 nodes.append(node)
@@ -288,6 +292,9 @@ _OTHER: dict[str, Callable] = {
         b.add("Gather", x, b.constant(np.int64(i)), axis=operation.get_attr("axis"))
         for i in range(operation.get_attr("num"))
     ],
+    "ScatterNd": lambda b, _, index, updates, shape: b.add(
+        "ScatterND", b.add("Expand", b.constant(np.float32(0)), shape), index, updates
+    ),
     "Squeeze": lambda b, operation, x: b.add(
         "Squeeze", x, b.constant(operation.get_attr("squeeze_dims"))
     ),

@@ -16,12 +16,15 @@ import tensorflow as tf
 from myxtts.audio.format import HOP_SAMPLES, sample_rate_hz
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions
 from myxtts.speak.chunks import FADE_S, FRONTEND, SCALES
+from myxtts.tasks.tts import alignment
 from myxtts.tasks.tts.network import TEMPERATURE, XTTS, SpeakerCondition
 from myxtts.text.frontend import SPELLINGS, TextFrontend
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 
 NOISE_SCALE, LENGTH_SCALE, NOISE_W = SCALES
 SPECIAL = {"_": PADDING_ID, "^": BEGIN_ID, "$": END_ID}
+# Players take the second output of a graph, whatever its name, and libpiper reads it as float32.
+DURATIONS = "durations"
 _, MIN_SPEED, MAX_SPEED = BOUNDS["speed"]
 
 
@@ -80,11 +83,13 @@ def player_ids(symbols: Sequence[str]) -> PlayerIds:
 # are marks. Positions that are marks themselves begin no symbol, and are then dropped with the
 # padding.
 def tokens_of(ids, table: PlayerIds):
-    """Return the tokens of the ids of a player: int64 [N] -> int32 [1, M], without padding.
+    """Return the tokens of the ids of a player: int64 [N] -> int32 [1, M], without padding; and
+    the place of the first id of each, int64 [M, 1].
 
     A mark that no symbol has there is left out.
     """
-    state = found = tf.boolean_mask(tf.cast(ids, tf.int32), ids != PADDING_ID)
+    places = tf.where(ids != PADDING_ID)
+    state = found = tf.gather(tf.cast(ids, tf.int32), places[:, 0])
     begins = tf.ones_like(found, tf.bool)
     if table.marks:
         follows = begins
@@ -95,7 +100,8 @@ def tokens_of(ids, table: PlayerIds):
             joined = tf.gather_nd(table.joined, tf.stack([state, following], axis=1))
             state = tf.where(follows, joined, state)
     tokens = tf.where(begins, tf.gather(table.symbol, state), PADDING_ID)
-    return tf.boolean_mask(tokens, tokens != PADDING_ID)[None]
+    is_token = tokens != PADDING_ID
+    return tf.boolean_mask(tokens, is_token)[None], tf.boolean_mask(places, is_token)
 
 
 def voice_signature(speakers: int) -> list[tf.TensorSpec]:
@@ -113,13 +119,16 @@ def voice_signature(speakers: int) -> list[tf.TensorSpec]:
 def mel_function(
     network: XTTS, speakers: SpeakerCondition, table: PlayerIds, options: SynthesisOptions
 ):
-    """Return a function of `voice_signature` that returns the log-mel, float32 [1, T, 80]."""
+    """Return a function of `voice_signature` that returns the log-mel, float32 [1, T, 80], and the
+    frames of each id, float32 [1, 1, N]: those of a symbol are those of its first id.
+    """
 
     def mel_of(ids, lengths, scales, sid=None):
-        tokens = tokens_of(ids[0, : lengths[0]], table)
+        ids = ids[0, : lengths[0]]
+        tokens, places = tokens_of(ids, table)
         row = tf.zeros([1], tf.int64) if sid is None else sid
         texts = {"tokens": tokens, "token_count": tf.shape(tokens)[1:]}
-        mel, _, _ = network.mel_of_texts(
+        mel, _, path = network.mel_of_texts(
             SpeakerCondition._make(tf.gather(part, row) for part in speakers),
             texts,
             options.speed / tf.clip_by_value(scales[1], 1 / MAX_SPEED, 1 / MIN_SPEED),
@@ -131,7 +140,8 @@ def mel_function(
             tf.constant([options.seed, 0]),
             TEMPERATURE * scales[0] / NOISE_SCALE,
         )
-        return mel
+        durations = alignment.durations_of_path(path, tf.shape(tokens)[1])[0]
+        return mel, tf.scatter_nd(places, durations, tf.shape(ids, tf.int64))[None, None]
 
     return mel_of
 

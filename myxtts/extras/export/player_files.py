@@ -42,10 +42,10 @@ README = Path(__file__).with_name("files.md").read_text("utf-8")
 
 
 class Graph(NamedTuple):
-    """A traced function of one tensor, and what its ONNX file says of it."""
+    """A traced function, and what its ONNX file says of it."""
 
     traced: Any
-    output: str
+    outputs: Sequence[str]
     metadata: dict[str, str]
     variables: Sequence[Any]  # which it refers to weakly
     example: dict[str, np.ndarray]  # inputs, to measure it
@@ -127,10 +127,10 @@ def voice_graph(
         file, output = vocoder, "mel"
 
     def speak(*inputs):
-        mel, seed = mel_of(*inputs), tf.constant([options.seed, 0])
+        (mel, frames), seed = mel_of(*inputs), tf.constant([options.seed, 0])
         if isinstance(vocoder, OnnxVocoder):
-            return tf.transpose(mel, vocoder.order)
-        return piper.faded(vocoder.synthesize.python_function(mel, seed))
+            return tf.transpose(mel, vocoder.order), frames
+        return piper.faded(vocoder.synthesize.python_function(mel, seed)), frames
 
     signature = piper.voice_signature(len(speakers))
     traced = tf.function(speak, input_signature=signature, autograph=False)
@@ -141,7 +141,8 @@ def voice_graph(
     metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
     inputs = voice_inputs(player_ids_of(example, document["phoneme_id_map"]), len(speakers))
     variables = [*network.variables, *vocoder.variables]
-    graph = Graph(traced.get_concrete_function(), output, metadata, variables, inputs, file)
+    outputs = output, piper.DURATIONS
+    graph = Graph(traced.get_concrete_function(), outputs, metadata, variables, inputs, file)
     return graph, document
 
 
@@ -171,7 +172,7 @@ def vocoder_graph(run: TrainedRun, device: str) -> Graph:
     metadata = {"model_type": "vocoder", "comment": "myxtts", "sample_rate": str(sample_rate_hz())}
     mel = np.random.default_rng(0).normal(-5.0, 2.0, [1, mel_bands(), 300])
     example = {"mel": mel.astype(np.float32)}
-    return Graph(traced.get_concrete_function(), "wave", metadata, vocoder.variables, example)
+    return Graph(traced.get_concrete_function(), ["wave"], metadata, vocoder.variables, example)
 
 
 def speaker_condition(network: XTTS, mel: np.ndarray, language: int) -> SpeakerCondition:
@@ -216,7 +217,7 @@ def speaker_mels(
 # The vocoder's file is brought to the same opset, its names get a prefix, and its input is
 # connected to the mel. Its output gets the shape that players expect.
 def with_vocoder(model, vocoder: OnnxVocoder):
-    """Return the model of a voice, whose output is a mel, with a vocoder behind it."""
+    """Return the model of a voice, whose first output is a mel, with a vocoder behind it."""
     from onnx import TensorProto, compose, helper, load, numpy_helper, version_converter
 
     other = load(vocoder.path)
@@ -225,18 +226,18 @@ def with_vocoder(model, vocoder: OnnxVocoder):
     other.ir_version = model.ir_version
     del other.metadata_props[:]
     other = compose.add_prefix(other, "vocoder/")
-    (mel,) = model.graph.output
+    mel, frames = model.graph.output
+    wave = other.graph.output[0].name
     joined = compose.merge_models(model, other, [(mel.name, other.graph.input[0].name)])
     # Files of others may name the same domain twice.
     del joined.opset_import[:]
     joined.opset_import.append(helper.make_opsetid("", OPSET))
     shape = numpy_helper.from_array(np.array([1, 1, -1]), "output_shape")
-    wave = joined.graph.output[0].name
     joined.graph.initializer.append(shape)
     joined.graph.node.append(helper.make_node("Reshape", [wave, shape.name], ["output"]))
     del joined.graph.output[:]
     info = helper.make_tensor_value_info("output", TensorProto.FLOAT, [1, 1, "samples"])
-    joined.graph.output.append(info)
+    joined.graph.output.extend([info, frames])
     return joined
 
 
@@ -253,7 +254,7 @@ def trained_names(model, variables: Sequence[Any]) -> set[str]:
 
 def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
     """Return the models of a graph by KINDS; the smaller ones reduce trained matrices."""
-    model = onnx_graph(graph.traced, name, graph.output, graph.metadata)
+    model = onnx_graph(graph.traced, name, graph.outputs, graph.metadata)
     if graph.vocoder:
         model = with_vocoder(model, graph.vocoder)
     trained = trained_names(model, graph.variables)
@@ -292,7 +293,7 @@ def write_models(
     form: str, graph: Graph, folder: Path, name: str, document: dict[str, Any] | None
 ) -> str:
     """Write the variants of a graph and their JSON; return the table of README.md."""
-    expected = graph.traced(*map(tf.constant, graph.example.values()))
+    expected = tf.nest.flatten(graph.traced(*map(tf.constant, graph.example.values())))[0]
     if graph.vocoder:
         expected = graph.vocoder.synthesize(tf.transpose(expected, graph.vocoder.order), None)
     models_of, load, extension = _FORMS[form]
@@ -304,7 +305,7 @@ def write_models(
         if document is not None:
             write_json(path.with_name(f"{path.name}.json"), document)
         speak = partial(load(path), graph.example)
-        wave = speak()
+        wave = speak()[0]
         factor = min(repeat(speak, number=1, repeat=REPEATS)) / (wave.size / sample_rate_hz())
         figures = f"{len(model) / 1e6:.1f} | {factor:.3f} | {difference(wave, expected.numpy())}"
         rows.append(f"| {path.name} | {figures} |")
@@ -312,19 +313,19 @@ def write_models(
 
 
 def load_litert(path: Path) -> Callable:
-    """Return a function of the inputs of a LiteRT file, for one core."""
+    """Return a function of the inputs of a LiteRT file that returns its outputs, on one core."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(str(path), num_threads=1)
     speak = interpreter.get_signature_runner()
-    return lambda inputs: next(iter(speak(**inputs).values()))
+    return lambda inputs: [*speak(**inputs).values()]
 
 
 _ONNX = onnx_models, load_onnx, "onnx"
 _FORMS: dict[str, tuple[Callable, Callable, str]] = {
     "onnx": _ONNX,
     "web": _ONNX,
-    "litert": (lambda graph, _: litert_models(graph.traced, graph.output), load_litert, "tflite"),
+    "litert": (lambda graph, _: litert_models(graph.traced, graph.outputs), load_litert, "tflite"),
 }
 
 

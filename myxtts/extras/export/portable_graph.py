@@ -35,9 +35,12 @@ _OF_COMPLEX: dict[str, Callable] = {
 # replaced, applied to the two parts of a complex tensor, or copied into the new graph with other
 # inputs. Values that no input changes were computed before and enter as constants, each only once.
 def portable_function(
-    traced, output: str, replaced: Mapping[str, Callable], types: Mapping[tf.DType, tf.DType] = {}
+    traced,
+    names: Sequence[str],
+    replaced: Mapping[str, Callable],
+    types: Mapping[tf.DType, tf.DType] = {},
 ):
-    """Return a tf.function that returns the tensor of a traced one, by the name `output`.
+    """Return a tf.function that returns the first tensors of a traced one, by names.
 
     The traced function calls no other one.
 
@@ -76,7 +79,7 @@ def portable_function(
 
     def call(*tensors):
         constants.clear()
-        return {output: evaluated(traced, tensors, known, translated)[0]}
+        return dict(zip(names, evaluated(traced, tensors, known, translated), strict=False))
 
     signature = [tf.TensorSpec(x.shape, x.dtype, x.op.name) for x in inputs]
     return tf.function(call, input_signature=signature, autograph=False)

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from myxtts.base.files import write_whole
 from myxtts.base.published import CHECKSUMS, file_digest
 from myxtts.checkpoints.files import write_checkpoint
@@ -18,7 +16,7 @@ from myxtts.config.schema import PER_MACHINE
 from myxtts.extras.export.export import check_new_folder, complete_folder, export_run
 from myxtts.report.overview import read_facts
 from myxtts.speak.player import ExportedSpeaker
-from myxtts.tasks.tts.speech_file import sound_file
+from myxtts.speak.sound_file import write_sentences
 
 CARD = Path(__file__).with_name("card.md").read_text("utf-8")
 
@@ -64,8 +62,7 @@ def publish_run(
         for number, text in enumerate(texts, 1):
             for name in speaker.speakers:
                 names.append(f"samples/{number}-{name}.wav")
-                with sound_file(folder / names[-1]) as sound:
-                    sound.write(np.concatenate([*speaker.speak(text, name)]))
+                write_sentences(folder / names[-1], speaker.speak(text, name))
         facts = card_facts(trained, folder, texts[0])
         samples = "\n".join(f"- [{name}]({name})" for name in names)
         card = CARD.format(**facts, language=speaker.language, samples=samples)

@@ -75,8 +75,8 @@ class Desk:
         if len(text) > MAX_CHARACTERS:
             raise DataError(f"the text has {len(text)} characters. Give {MAX_CHARACTERS} at most.")
         sentences = await self.run(lambda: self.speaker.speak(text, **options))
-        while (wave := await self.run(next, sentences, None)) is not None:
-            yield wave
+        while (sentence := await self.run(next, sentences, None)) is not None:
+            yield sentence.wave
 
     async def transcribe(self, recording: bytes) -> str:
         """Return the text of the content of a sound file; raises UserError."""

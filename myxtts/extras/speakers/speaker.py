@@ -196,7 +196,8 @@ def open_voice(source: str, voice: str) -> CorpusSpeaker | None:
     name = speaker.speakers[choose_speaker(voice, speaker.speakers)]
 
     def speak(text: str) -> tuple[np.ndarray, int]:
-        return np.concatenate([*speaker.speak(text, name)]), sample_rate_hz()
+        waves = [sentence.wave for sentence in speaker.speak(text, name)]
+        return np.concatenate(waves), sample_rate_hz()
 
     of = graph.stem, "", name, graph.name, file_digest(graph), licence, consent
     return CorpusSpeaker(Ancestry(*of), speaker.language, speak)

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from myxtts.audio.audio_file import REFERENCE, check_recording
 from myxtts.checkpoints.files import latest
 from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.speak.chunks import SpokenSentence
 from myxtts.speak.player import choose_speaker
 from myxtts.text.languages import choose_language
 
@@ -20,7 +19,7 @@ class RunSpeaker:
     `Synthesizer`; without a checkpoint, the newest is used.
     """
 
-    takes_reference = True
+    takes_reference = has_times = True
     threads = 1
 
     def __init__(
@@ -48,12 +47,11 @@ class RunSpeaker:
 
     def speak(
         self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None
-    ) -> Iterator[np.ndarray]:
+    ) -> Iterator[SpokenSentence]:
         name = self.speakers[choose_speaker(speaker, self.speakers)]
         references = self._references[name] if reference is None else [reference]
         options = replace(self._synthesizer.options, speed=speed)
-        sentences = self._synthesizer.speak(text, references, self.language, options)
-        return (sentence.wave for sentence in sentences)
+        return self._synthesizer.speak(text, references, self.language, options)
 
     def refresh(self) -> None:
         # Without any checkpoint, Synthesizer raises the error.

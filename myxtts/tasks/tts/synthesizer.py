@@ -3,11 +3,9 @@
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,14 +19,11 @@ from myxtts.base.errors import DataError
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.schema import DataConfig
 from myxtts.config.synthesis import SynthesisOptions
-from myxtts.speak.chunks import Chunk, encode_text, fade_ends, pause_between
+from myxtts.speak.chunks import Chunk, SpokenSentence, encode_text, fade_ends, joined
 from myxtts.tasks import loading
 from myxtts.tasks.tts.task import synthesis_options
 from myxtts.text.languages import choose_language
-from myxtts.text.sentences import Boundary
 from myxtts.text.symbols import BEGIN_ID, END_ID, PADDING_ID
-from myxtts.text.times import TimedWord, time_words
-from myxtts.text.words import words_of_text
 
 BATCH_CHUNKS = 8
 # The option `accent_strength` with --accent. With 1, fewer people keep their voice in a language
@@ -36,13 +31,6 @@ BATCH_CHUNKS = 8
 ACCENT_STRENGTH = 1.5
 
 log = logging.getLogger(__name__)
-
-
-class SpokenSentence(NamedTuple):
-    """A sentence with the pause before it: its wave, and what computes the times of its words."""
-
-    wave: np.ndarray
-    times: Callable[[], list[TimedWord]]
 
 
 class Synthesizer:
@@ -134,22 +122,13 @@ class Synthesizer:
         options = options or self.options
         if accent:
             options = replace(options, accent_strength=ACCENT_STRENGTH)
-        return self._speak(chunks, mel, language, row, options)
+        spoken = self._speak(chunks, mel, row, options)
+        return joined(spoken, language, self._frontend, options.speed)
 
-    # Chunks are synthesized in batches of 1, 2, 4 and then 8, and yielded one by one. Before each
-    # wave comes the pause that its two neighbours and the boundary between them ask for. Times of
-    # words are computed only if the caller asks, from the sample at which the wave begins.
+    # Chunks are synthesized in batches of 1, 2, 4 and then 8, and yielded one by one.
     def _speak(
-        self,
-        chunks: Sequence[Chunk],
-        reference: np.ndarray,
-        language: str,
-        row: int,
-        options: SynthesisOptions,
-    ) -> Iterator[SpokenSentence]:
-        pause = np.zeros(0, np.float32)
-        previous: tuple[np.ndarray, Boundary] | None = None
-        spoken = 0
+        self, chunks: Sequence[Chunk], reference: np.ndarray, row: int, options: SynthesisOptions
+    ) -> Iterator[tuple[Chunk, np.ndarray, np.ndarray]]:
         first, size = 0, 1
         while first < len(chunks):
             batch = chunks[first : first + size]
@@ -165,20 +144,9 @@ class Synthesizer:
                 given = f"the speech of {batch[0].text[:60]!r} with guidance {options.guidance:g}"
                 raise DataError(f"{given} is not finite. Lower --guidance, or train longer.")
             for wave, path, chunk in zip(map(fade_ends, waves), paths, batch, strict=True):
-                if previous is not None:
-                    before, boundary = previous
-                    pause = pause_between(before, boundary, wave, options.speed)
-                previous = wave, chunk.boundary
-                times = partial(self._times, chunk, language, path, spoken + len(pause))
-                spoken += len(pause) + len(wave)
-                yield SpokenSentence(np.concatenate([pause, wave]), times)
-
-    def _times(self, chunk: Chunk, language: str, path: np.ndarray, start: int) -> list[TimedWord]:
-        """Return the times of the words of a chunk whose wave begins at a sample."""
-        words = words_of_text(chunk.text, language, self._frontend, chunk.symbols)
-        # Token 0 marks the beginning, and token 1 is the first symbol.
-        frames = np.searchsorted(path, np.arange(1, len(chunk.tokens)))
-        return time_words(words, (start + HOP_SAMPLES * frames) / sample_rate_hz())
+                # Token 0 marks the beginning, and token 1 is the first symbol.
+                frames = np.searchsorted(path, np.arange(1, len(chunk.tokens)))
+                yield chunk, wave, HOP_SAMPLES * frames
 
     def _synthesize_batch(
         self,

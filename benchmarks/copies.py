@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from myxtts.base.console import report_errors
-from myxtts.config.parser import read_settings, settings_parser
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import read_settings, settings_parser
 
 TYPICAL = {"batch": 16, "frames": 600, "tokens": 90}  # of a batch
 

@@ -24,8 +24,9 @@ from myxtts.base.errors import ConfigError, DataError
 from myxtts.commands import main, train
 from myxtts.config.flags import SECTIONS, SETTINGS
 from myxtts.config.load import load
-from myxtts.config.parser import bounded, setting_help
+from myxtts.config.parser import bounded
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import setting_help
 from myxtts.extras.jobs import jobs_command as jobs
 from myxtts.extras.jobs import shard_command as shard
 from myxtts.extras.speakers import corpus_command as corpus
@@ -74,7 +75,7 @@ class FlagTest(unittest.TestCase):
                 argv = [setting.flag] if setting.many else [setting.flag, setting.default_text]
                 if setting.kind is bool:
                     argv = [setting.flag if setting.default else "--no-" + setting.flag[2:]]
-                with mock.patch("myxtts.config.parser.load") as load:
+                with mock.patch("myxtts.config.settings_parser.load") as load:
                     train.parse(argv)
                 self.assertEqual(load.call_args.args[1], {name: setting.default})
 

@@ -120,7 +120,7 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 # The runs that pages resume do not exist.
 of_any_run = mock.patch(
-    "myxtts.config.parser.config_of_run", lambda **run: ROOT / "configs" / "default.yaml"
+    "myxtts.config.settings_parser.config_of_run", lambda **run: ROOT / "configs" / "default.yaml"
 )
 
 

@@ -28,8 +28,8 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1852,
-    "config": 1711,
+    "base": 1876,
+    "config": 1709,
     "audio": 1705,
     "text": 1749,
     "distributed": 863,
@@ -42,8 +42,8 @@ BUDGETS = {
     "tasks": 7002,
     "run": 3708,
     "trial": 2951,
-    "commands": 884,
-    "extras": 7973,
+    "commands": 890,
+    "extras": 7978,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
@@ -162,6 +162,14 @@ class LayersTest(unittest.TestCase):
         command = [sys.executable, "-c", source]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_say_does_not_wait_for_the_schema_of_settings(self):
+        names = "commands.main", "commands.say", "speak.sound_file", "tasks.tts.speakers"
+        source = f"import sys, {', '.join(f'myxtts.{name}' for name in names)}\n"
+        source += "print(*{'pydantic', 'rapidfuzz', 'tqdm', 'ssl'} & {*sys.modules})\n"
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual((done.stdout, done.stderr), ("\n", ""))
 
     def test_every_imported_package_is_required(self):
         # LiteRT is needed by nothing that `make test` runs.

@@ -15,8 +15,6 @@ from io import UnsupportedOperation
 from pathlib import Path
 from typing import BinaryIO
 
-from tqdm import tqdm
-
 from myxtts.base.errors import ConfigError, lacking_memory
 from myxtts.base.files import FULL
 from myxtts.devicefeed.errors import UserError
@@ -115,7 +113,10 @@ class _Console(logging.Handler):
         if sys.stdout is None:
             return
         try:
-            tqdm.write(printable(self.format(record)), file=sys.stdout)
+            # A bar is one of tqdm: without the package in this process there is none.
+            tqdm = sys.modules.get("tqdm")
+            write = tqdm.tqdm.write if tqdm else print
+            write(printable(self.format(record)), file=sys.stdout)
             sys.stdout.flush()
         except OSError as error:
             # A reader that ends, such as `head`, ends the program; EIO is a lost terminal.

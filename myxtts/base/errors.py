@@ -4,11 +4,14 @@ was found and what to do (exit code 2, or 138 where the same command may succeed
 Any other error is a defect: it keeps its traceback and exits with code 1.
 """
 
+import json
 import re
 from importlib.util import find_spec
+from typing import Any
 
 from myxtts.devicefeed.errors import UserError
 
+SHOWN_CHARACTERS = 60  # of a value in a message
 _DOES_NOT_FIT = re.compile("(OOM when allocating|(failed|unable|trying) to allocate).*")
 
 
@@ -40,6 +43,14 @@ class PeerLost(UserError):
     """
 
     exit_code = 138
+
+
+def format_value(value: Any) -> str:
+    """Return a value for a message: escaped, and cut."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    if len(text) > SHOWN_CHARACTERS:
+        text = text[: SHOWN_CHARACTERS - 3] + "..."
+    return text
 
 
 def lacking_memory(error: Exception) -> str:

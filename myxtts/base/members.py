@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from myxtts.base import plugins
-from myxtts.base.errors import ConfigError
+from myxtts.base.errors import ConfigError, format_value
 from myxtts.base.files import cached_folder
 
 # Objects that are read at the same time: they mostly wait for the network.
@@ -23,6 +23,15 @@ _MEMBER = re.compile(r"(?s)(.+\.tar)@(\d+)\+(\d+)/(.*)")
 
 def is_url(name: object) -> bool:
     return "://" in str(name)
+
+
+def check_local(value: Any, where: str) -> None:
+    """Raise ConfigError for a URL in place of a path, which would name a local folder `s3:`."""
+    if is_url(value):
+        raise ConfigError(
+            f"{where} is {format_value(value)}, but must be a local path: a URL would be a folder"
+            f" {value.partition('/')[0]} here. Mount it (rclone mount, gcsfuse), or copy it."
+        )
 
 
 class Member(NamedTuple):

@@ -3,8 +3,6 @@
 import hashlib
 import logging
 import shutil
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +42,9 @@ def local_run(source: str) -> Path:
 # HTTP needs no package. Other stores are opened by one.
 def _fetch(url: str, name: str, folder: Path) -> Path:
     """Copy a file below a URL into a folder, and return its path."""
+    import urllib.parse
+    import urllib.request  # takes a while, and few voices are fetched
+
     target = folder / name
     if not url.startswith(("http://", "https://")):
         return store_of(url.rstrip("/")).fetch(name, target)

@@ -8,6 +8,7 @@ from myxtts.base.errors import ConfigError
 from myxtts.config import parser as flags
 from myxtts.config.parser import add_flag, bounded
 from myxtts.config.schema import flag_of
+from myxtts.config.settings_parser import add_columns_flag
 from myxtts.config.synthesis import BOUNDS
 
 NAME = "evaluate"
@@ -23,7 +24,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     data = "corpus to measure on; by default the held-out utterances"
     add_flag(parser, "--data", data, Path, "CORPUS")
     add_flag(parser, "--audio-root", "folder that contains all audio of --data", Path, "DIR")
-    flags.add_columns_flag(parser, "--data")
+    add_columns_flag(parser, "--data")
     utterances = "utterances to measure at most; by default all for a recogniser, else 50"
     add_flag(parser, "--utterances", utterances, bounded(int, 1))
     asr = "run of a recogniser that transcribes the synthesized speech"

@@ -20,8 +20,6 @@ from myxtts.base import plugins
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.errors import ConfigError, check_packages
 from myxtts.base.processes import exit_at_sigterm
-from myxtts.config.advice import command_of, nearest
-from myxtts.config.flags import SETTINGS
 from myxtts.config.parser import local_path, parser_of
 
 COMPLETION = "--print-completion"
@@ -67,6 +65,8 @@ def run(argv: Sequence[str], prog: str = "myxtts") -> int:
         return 0
     name = argv[0]
     if name not in commands:
+        from myxtts.config.advice import command_of, nearest  # takes a while, as the schema does
+
         near = command_of(name) or nearest(name, commands)
         hint = f"Did you mean {near}?" if near else f"Use one of {', '.join(commands)}."
         raise ConfigError(f"{name[:60]!r} is not a command. {hint}")
@@ -99,6 +99,8 @@ def print_completion(shell: str) -> None:
     """
     check_packages(COMPLETION, "shtab")
     import shtab
+
+    from myxtts.config.flags import SETTINGS
 
     if shell not in shtab.SUPPORTED_SHELLS:
         known = ", ".join(shtab.SUPPORTED_SHELLS)

@@ -7,8 +7,9 @@ import argparse
 from collections.abc import Sequence
 
 from myxtts.base.files import check_writable, write_json
-from myxtts.config.parser import add_flag, add_json_flag, bounded, read_settings, settings_parser
+from myxtts.config.parser import add_flag, add_json_flag, bounded
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import read_settings, settings_parser
 
 NAME = "preflight"
 HELP = "Check with a short trial whether a training run will work."

@@ -9,6 +9,7 @@ from typing import Any
 from myxtts.base.files import check_writable, write_json, write_whole
 from myxtts.config import parser as flags
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import read_settings, settings_parser
 
 NAME = "profile"
 HELP = "Measure where the time of a training run goes, and recommend faster settings."
@@ -16,14 +17,14 @@ EXTRA = "train"
 
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
-    parser = flags.settings_parser(prog, HELP)
+    parser = settings_parser(prog, HELP)
     group = parser.add_argument_group("profile", "What to measure and what to write.")
     steps = "steps to measure, after a warm-up (default 100)"
     flags.add_flag(group, "--num-steps", steps, flags.bounded(int, 2, 1e6), "N", default=100)
     flags.add_json_flag(group)
     trace = "write a trace of all batches for ui.perfetto.dev"
     flags.add_flag(group, "--trace", trace, Path, "FILE")
-    return flags.read_settings(parser, argv)
+    return read_settings(parser, argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:

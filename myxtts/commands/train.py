@@ -5,8 +5,9 @@ import json
 from collections.abc import Sequence
 
 from myxtts.config.load import dump, json_schema
-from myxtts.config.parser import add_switch, read_settings, settings_parser
+from myxtts.config.parser import add_switch
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import read_settings, settings_parser
 
 NAME = "train"
 HELP = "Train a voice, a speech recogniser or a vocoder."

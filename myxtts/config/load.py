@@ -4,7 +4,6 @@ A file is composed into nodes, which have line numbers, and never constructed in
 are validated once, after flags have replaced values of the file.
 """
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -14,15 +13,14 @@ from typing import Any, ClassVar, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from myxtts.base.errors import ConfigError
-from myxtts.base.members import is_url
+from myxtts.base.errors import SHOWN_CHARACTERS, ConfigError, format_value
+from myxtts.base.members import check_local
 from myxtts.config import flags
 from myxtts.config.advice import advice_on_file, advice_on_key, nearest, other_names
 from myxtts.config.checks import check_settings, inactive_settings
 from myxtts.config.flags import SECTIONS, SETTINGS, Setting
 from myxtts.config.schema import NAMES_GPUS, Config, flag_of
 
-SHOWN_CHARACTERS = 60  # of a value in a message
 RUN_CONFIG = "config.yaml"
 # Settings that may be URLs.
 URLS = ("train_data", "val_data", "init_from")
@@ -152,14 +150,6 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def format_value(value: Any) -> str:
-    """Return a value for a message: escaped, and cut."""
-    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
-    if len(text) > SHOWN_CHARACTERS:
-        text = text[: SHOWN_CHARACTERS - 3] + "..."
-    return text
-
-
 def check_storable(text: str, where: str) -> None:
     """Raise ConfigError for the name of a file that is not UTF-8, which JSON cannot hold."""
     try:
@@ -169,15 +159,6 @@ def check_storable(text: str, where: str) -> None:
             f"{where} is {ascii(text)[:SHOWN_CHARACTERS]}, which has bytes that are not UTF-8."
             " Rename the file or the folder, or give a link to it."
         ) from None
-
-
-def check_local(value: Any, where: str) -> None:
-    """Raise ConfigError for a URL in place of a path, which would name a local folder `s3:`."""
-    if is_url(value):
-        raise ConfigError(
-            f"{where} is {format_value(value)}, but must be a local path: a URL would be a folder"
-            f" {value.partition('/')[0]} here. Mount it (rclone mount, gcsfuse), or copy it."
-        )
 
 
 def config_of_run(run: str, runs_dir: str, may_be_new: bool) -> Path | None:

@@ -1,36 +1,26 @@
-"""The parsers of commands: flags → settings and options, and advice on unknown flags.
+"""The parsers of commands: flags → options, and advice on unknown flags.
 
-The flags of a run are the settings of the schema: `data.batch_size` is `--batch-size`. This module
-only converts their text; the schema decides which values are allowed, for flags and YAML alike.
+Commands that only speak do not wait for the schema, which takes a third of a second: the flags of
+its settings are in `settings_parser`.
 """
 
 import argparse
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from myxtts.base.errors import ConfigError
+from myxtts.base.errors import ConfigError, format_value
+from myxtts.base.members import check_local
 from myxtts.base.names import canonical_name
-from myxtts.config.advice import advice_on_flag, command_of
-from myxtts.config.flags import SECTIONS, SETTINGS, Setting, in_section
-from myxtts.config.load import check_local, config_of_run, format_value, load
-from myxtts.config.schema import Config, Needs
 from myxtts.config.synthesis import BOUNDS
 
-_METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NO_ARGUMENTS: Sequence[str] = ("",)  # for `parser_of`
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
 SPEAKERS = "a speaker and a recording of half a second or longer; by default those of the corpus"
-RESUMING = (
-    "`--resume --run NAME` without --config and --train-data takes the settings of the run from its"
-    " config.yaml."
-)
-_SETTING_NAMES = re.compile(rf"\b({'|'.join(name for name in SETTINGS if '_' in name)})\b")
 
 
 class _Made(Exception):
@@ -73,6 +63,8 @@ class CommandParser(argparse.ArgumentParser):
                 raise
         if not unknown:
             return options
+        from myxtts.config.advice import advice_on_flag, command_of
+
         # Hydra's settings have no hyphens: training.lr=1e-3.
         named = [word.partition("=")[0] for word in unknown if _FLAG.fullmatch(word) or "=" in word]
         command = next(filter(None, map(command_of, self.prog.split())), "")
@@ -154,62 +146,6 @@ def add_switch(parser: argparse._ActionsContainer, name: str, meaning: str) -> N
     parser.add_argument(name, help=meaning, action="store_true")
 
 
-def settings_parser(prog: str, description: str, resuming: str = RESUMING) -> CommandParser:
-    """Return a parser of --config and of a flag for each setting; the help ends with `resuming`."""
-    usage = f"{prog} [--config FILE] [--FLAG VALUE ...]"
-    epilog = (
-        "Flags replace the values of --config, and these replace the defaults. Every flag may be"
-        " spelled with _ for -. The value `null` unsets a flag whose default is not set."
-        f" {resuming}"
-    )
-    parser = CommandParser(prog, description, usage=usage, epilog=epilog)
-    add_flag(parser, "--config", "YAML file of settings", Path, "FILE")
-    for section, meaning in SECTIONS.items():
-        add_setting_flags(parser.add_argument_group(section, meaning), in_section(section))
-    return parser
-
-
-def add_settings(parser: CommandParser, names: Iterable[str]) -> None:
-    """Add the flags of some settings, whatever they need in a run."""
-    add_setting_flags(parser, (replace(SETTINGS[name], needs=Needs()) for name in names))
-
-
-def add_setting_flags(group: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
-    for setting in settings:
-        options: dict[str, Any] = {"default": argparse.SUPPRESS}
-        options["help"] = setting_help(setting).replace("%", "%%")
-        if setting.kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options["type"] = partial(_converted, setting)
-            options["metavar"] = _METAVARS[setting.kind]
-        if setting.choices:
-            options["metavar"] = "{" + ",".join(setting.choices) + "}"
-        if setting.many:
-            options |= {"nargs": "*", "action": "extend"}
-        group.add_argument(setting.flag, **options)
-
-
-def setting_help(setting: Setting) -> str:
-    """Return the help of a setting's flag, which names other settings by their flags."""
-    meaning = _SETTING_NAMES.sub(lambda match: SETTINGS[match[0]].flag, setting.meaning)
-    if setting.kind is bool:
-        switch = "on" if setting.default else "off"
-        return f"{meaning} (default: {switch})"
-    default = "not set" if setting.default in (None, ()) else setting.default_text
-    return f"{meaning} ({setting.allowed.removesuffix(', or null')}; default: {default})"
-
-
-def _converted(setting: Setting, text: str) -> Any:
-    """Return the value that a text stands for, or else the text, which the schema rejects."""
-    if setting.nullable and text == "null":
-        return None
-    try:
-        return setting.kind(text)
-    except ValueError:
-        return text
-
-
 def add_checkpoint_flag(
     parser: argparse._ActionsContainer, default: str = "the best, or else the newest"
 ) -> None:
@@ -223,12 +159,6 @@ def add_lexicon_flag(parser: CommandParser) -> None:
 
 def add_json_flag(parser: argparse._ActionsContainer) -> None:
     add_flag(parser, "--json", "write the figures as JSON", Path, "FILE", dest="json_file")
-
-
-def add_columns_flag(parser: CommandParser, corpus: str) -> None:
-    meaning = f"columns of a file without a header that {corpus} names, as for `train`"
-    columns = SETTINGS["columns"].choices
-    add_flag(parser, "--columns", meaning, nargs="+", default=(), choices=columns)
 
 
 def add_references_flag(parser: argparse._ActionsContainer, meaning: str) -> None:
@@ -262,31 +192,3 @@ def add_vocoder_flag(parser: argparse._ActionsContainer) -> None:
 def add_vocoder_flags(parser: CommandParser) -> None:
     add_vocoder_flag(parser)
     add_option(parser, "--iterations", "iterations", "iterations of Griffin-Lim (default 30)")
-
-
-# argparse gives only the settings that were typed, since their default is SUPPRESS. So flags
-# replace the values of a file, and defaults never do. A resumed run without --config and
-# --train-data takes its own config.yaml, if it has one, as if it were given with --config.
-def read_settings(
-    parser: CommandParser, argv: Sequence[str], own: Collection[str] = ()
-) -> tuple[Config, argparse.Namespace]:
-    """Return the settings and the values of a command's own flags, and of --config.
-
-    `own` are settings that the command sets later; its run needs no config.yaml. Raises
-    ConfigError.
-    """
-    options = parser.parse(argv)
-    overrides: dict[str, Any] = {}
-    for name in SETTINGS.keys() & vars(options).keys():
-        value = vars(options).pop(name)
-        if isinstance(value, list):
-            value = value[0] if value == [SETTINGS[name].word] else tuple(value)
-        overrides[name] = value
-    path = getattr(options, "config", None)
-    # A command that names the corpus has all settings, as at the start of the run.
-    if path is None and overrides.get("resume") and "train_data" not in overrides:
-        place = {name: overrides.get(name, SETTINGS[name].default) for name in ("run", "runs_dir")}
-        path = config_of_run(**place, may_be_new=bool(own or overrides.keys() - {*place, "resume"}))
-        # A recorded early stop has ended the previous start, and would end this one at once.
-        overrides = {"stop_at_step": None} | overrides | place
-    return load(path, overrides, own), options

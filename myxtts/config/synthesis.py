@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from pydantic import Field
-
 from myxtts.base.errors import ConfigError
 
 BOUNDS: dict[str, tuple[type[int] | type[float], float, float]] = {
@@ -25,6 +23,8 @@ _KINDS: dict[type, tuple[type, str]] = {int: (Integral, "whole number"), float: 
 
 def bounds_of(name: str) -> Any:
     """Return the bounds of an option as pydantic takes them."""
+    from pydantic import Field
+
     _, low, high = BOUNDS[name]
     return Field(ge=low, le=high)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from myxtts.config import parser as flags
 from myxtts.config.parser import add_flag
+from myxtts.config.settings_parser import add_columns_flag
 from myxtts.text.times import FORMS
 
 NAME = "align"
@@ -19,7 +20,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     corpus = "corpus with texts, as for `train`; also recordings with SRT or WebVTT beside them"
     add_flag(parser, "--train-data", corpus, Path, required=True)
     add_flag(parser, "--audio-root", "folder that contains all its audio", Path, "DIR", dest="root")
-    flags.add_columns_flag(parser, "--train-data")
+    add_columns_flag(parser, "--train-data")
     add_flag(parser, "--language", "language of rows without one; by default that of the run")
     flags.add_checkpoint_flag(parser)
     form = "form of the files, one for each recording (default TextGrid)"

@@ -11,6 +11,7 @@ from myxtts.base.errors import ConfigError
 from myxtts.base.files import make_folder, write_whole
 from myxtts.config import parser as flags
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import add_settings, read_settings
 from myxtts.extras.inspect.inspection import EXCLUDED, Inspection, inspect_corpus, read_clip
 from myxtts.report.overview import document
 from myxtts.report.samples import EMBEDDED_BYTES, sound_url
@@ -26,13 +27,13 @@ RELOAD_S = 1e9
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     parser = flags.CommandParser(prog, HELP)
-    flags.add_settings(parser, (*OF_CORPUS, *OF_CLIPS))
+    add_settings(parser, (*OF_CORPUS, *OF_CLIPS))
     run = "folder of a voice that was trained on the corpus, which also finds wrong texts"
     flags.add_flag(parser, "--run", run, Path, dest="voice")
     flags.add_checkpoint_flag(parser)
     out = "folder for inspection.html and excluded.csv (default: inspection)"
     flags.add_flag(parser, "--out", out, Path, default=Path("inspection"))
-    config, options = flags.read_settings(parser, argv)
+    config, options = read_settings(parser, argv)
     if config.data.train_data is None:
         raise ConfigError(
             "a corpus is to be inspected, but none was given. Give one with --train-data; `myxtts"

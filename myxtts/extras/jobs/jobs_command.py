@@ -15,8 +15,8 @@ from pathlib import Path
 from myxtts.base.errors import ConfigError
 from myxtts.base.processes import visible_gpus
 from myxtts.checkpoints.inherited import with_inherited_settings
-from myxtts.config import parser as parsers
-from myxtts.config.parser import CommandParser, add_flag, add_switch, bounded, settings_parser
+from myxtts.config import settings_parser as parsers
+from myxtts.config.parser import CommandParser, add_flag, add_switch, bounded
 from myxtts.config.schema import Config
 from myxtts.distributed.cluster import find_cluster
 from myxtts.extras.jobs.launcher import (
@@ -41,7 +41,7 @@ log = logging.getLogger("myxtts.extras.jobs")
 
 
 def make_parser(prog: str = f"myxtts {NAME}") -> CommandParser:
-    parser = settings_parser(
+    parser = parsers.settings_parser(
         prog,
         f"{HELP} A file FILE_gpu0.yaml next to --config FILE.yaml holds the settings of the job on"
         " GPU 0; it may list FILE under `defaults`.",

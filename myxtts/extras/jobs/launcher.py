@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from myxtts.base import processes
 from myxtts.base.console import detach_stdout
-from myxtts.base.errors import ConfigError
+from myxtts.base.errors import ConfigError, format_value
 from myxtts.base.files import locked_file, make_folder, write_whole
 from myxtts.base.machine import usable_cores
 from myxtts.base.processes import ChildProcess, ProgramSpec, StopSignals
@@ -29,7 +29,7 @@ from myxtts.checkpoints.files import Checkpoint, latest, read_record, step_of
 from myxtts.checkpoints.run_folder import LOCK, RunFolder
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import command_line, marked, with_values
-from myxtts.config.load import dump, format_value, load
+from myxtts.config.load import dump, load
 from myxtts.config.schema import IN_ALL_JOBS, IN_SHARDS, Config, PlacementConfig
 from myxtts.devicefeed.errors import PlacementError
 from myxtts.extras.jobs import status

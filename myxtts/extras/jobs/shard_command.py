@@ -9,6 +9,7 @@ from myxtts.base.files import make_folder
 from myxtts.config import parser as parsers
 from myxtts.config.flags import SETTINGS, command_line, marked, turned_off, with_values
 from myxtts.config.schema import IN_SHARDS, OFF_IN_TRIAL, Config
+from myxtts.config.settings_parser import add_settings, read_settings
 from myxtts.extras.jobs.shards import HELD_OUT, shard_file, split_corpus
 
 NAME = "shard"
@@ -26,8 +27,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     # The command sets the others: --input is the corpus, and the whole of it is split.
     own = ("train_data", "val_data", "text_frontend", "text_normaliser", "lexicon")
     names = [setting.name for setting in marked(IN_SHARDS) if setting.name not in own]
-    parsers.add_settings(parser, [*names, "max_rejected"])
-    return parsers.read_settings(parser, argv)
+    add_settings(parser, [*names, "max_rejected"])
+    return read_settings(parser, argv)
 
 
 def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:

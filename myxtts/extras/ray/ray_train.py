@@ -16,8 +16,8 @@ from ray.train.tensorflow import TensorflowTrainer
 from myxtts.base.console import log_to_console, set_environment
 from myxtts.base.errors import ConfigError, PeerLost
 from myxtts.base.members import is_url
-from myxtts.config.parser import read_settings, settings_parser
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import read_settings, settings_parser
 from myxtts.devicefeed.errors import UserError
 from myxtts.trial.auto import train_placed
 

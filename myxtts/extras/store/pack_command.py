@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from myxtts.base.errors import ConfigError
 from myxtts.config import parser as parsers
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import add_settings, read_settings
 
 NAME = "pack"
 HELP = "Pack a corpus into tar shards and one index, from which training starts at once."
@@ -24,8 +25,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     meaning = "pack slice I of N, from 0/N on, of several machines"
     parsers.add_flag(parser, "--slice", meaning, metavar="I/N", default="0/1")
     parsers.add_switch(parser, "--join", "join the indices of all slices that were packed")
-    parsers.add_settings(parser, SETTINGS_OF_PACKING)
-    config, options = parsers.read_settings(parser, argv)
+    add_settings(parser, SETTINGS_OF_PACKING)
+    config, options = read_settings(parser, argv)
     number = re.fullmatch(r"(\d{1,5})/(\d{1,5})", options.slice)
     options.part, options.parts = map(int, number.groups() if number else (1, 0))
     if options.part >= options.parts:

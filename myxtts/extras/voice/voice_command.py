@@ -38,6 +38,7 @@ from myxtts.config import parser as flags
 from myxtts.config.checks import reset_inactive
 from myxtts.config.flags import SETTINGS, command_line, with_values
 from myxtts.config.schema import Config
+from myxtts.config.settings_parser import add_settings, read_settings
 from myxtts.devicefeed.times import Timeline
 from myxtts.extras.inspect import inspect_command as inspect
 from myxtts.extras.inspect.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
@@ -70,10 +71,10 @@ SPOKEN_S = 3.0, 9.0
 
 def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, argparse.Namespace]:
     parser = flags.CommandParser(prog, HELP)
-    flags.add_settings(parser, OF_COMMAND)
+    add_settings(parser, OF_COMMAND)
     minutes = "time to train, on this machine (default 60)"
     flags.add_flag(parser, "--minutes", minutes, flags.bounded(float, 0.1), "N", default=60.0)
-    config, options = flags.read_settings(parser, argv)
+    config, options = read_settings(parser, argv)
     if config.data.train_data is None:
         raise ConfigError(
             "a voice is to be made of a corpus, but none was given. Give one with --train-data;"

@@ -54,7 +54,7 @@ def main() -> int:
     add("--times", help=f"list the slowest tests and rewrite {TIMES.name}", **flag)
     add("--work", help=argparse.SUPPRESS, **flag)
     options = parser.parse_args()
-    modules = options.modules or all_modules()
+    modules = [*dict.fromkeys(options.modules)] or all_modules()
     if unknown := [module for module in modules if not path_of_module(module).is_file()]:
         parser.error(f"tests has no module {', '.join(unknown)}; give names such as test_step")
     if options.work:

@@ -263,6 +263,7 @@ class OnnxTest(unittest.TestCase):
             ("--reference low", "must be NAME=FILE"),
             (f"--run {self.vocoder_folder} --language en", "--format onnx"),
             ("--format savedmodel --language en", "--format onnx"),
+            ("--format web --precision int8", "--precision int8 was given, but is for --format on"),
             ("--format web --node-modules nowhere", "`npm install onnxruntime-web espeak-ng`"),
             (f"--format web --run {self.vocoder_folder}", "vocoder"),
         ):
@@ -277,7 +278,9 @@ class OnnxTest(unittest.TestCase):
 
         out = self.folder / "vocoder_onnx"
         run = "--run", str(self.vocoder_folder)
-        self.assertEqual(self.program(*run, "--out", str(out)), (0, ""))
+        whole = "--precision", "float32", "--out"
+        self.assertEqual(self.program(*run, *whole, str(out)), (0, ""))
+        self.assertEqual([path.name for path in out.glob("*.onnx")], ["vocoder.onnx"])
         mel = np.random.default_rng(0).normal(-5.0, 2.0, [1, 80, 50]).astype(np.float32)
         (wave,) = onnxruntime.InferenceSession(out / "vocoder.onnx").run(None, {"mel": mel})
         vocoder = loading.load_vocoder_network(TrainedRun.open(self.vocoder_folder), "/CPU:0")
@@ -289,7 +292,7 @@ class OnnxTest(unittest.TestCase):
         (same,) = vocode(OnnxVocoder(Path(file)), mel.transpose(0, 2, 1), [50])
         np.testing.assert_array_equal(same, wave[0])
         flags = [file if flag == str(self.vocoder_folder) else flag for flag in self.flags]
-        self.assertEqual(self.program("--out", str(self.folder / "other"), *flags), (0, ""))
+        self.assertEqual(self.program(*whole, str(self.folder / "other"), *flags), (0, ""))
         inputs = voice_inputs([1, *range(3, 11), 2], 2)
         expected, durations = self.session("run.onnx").run(None, inputs)
         wave, same = self.session("../other/run.onnx").run(None, inputs)

@@ -1,5 +1,6 @@
 """A published voice: a run without what is private, that others start from by its URL."""
 
+import json
 import os
 import unittest
 from pathlib import Path
@@ -32,6 +33,13 @@ class FakeSpeaker:
         return iter([SpokenSentence(np.zeros(1000, np.float32), list)] * 2)
 
 
+def fake_export(run, out, *_, precisions, **__):
+    out.mkdir()
+    for name in ("run-int8.onnx", "run-int8.onnx.json"):
+        (out / name).write_text("{}")
+    assert precisions == ["int8"]
+
+
 class PublishTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -41,13 +49,14 @@ class PublishTest(unittest.TestCase):
         record, state = make_record(settings=settings, **names), training_state(build_model())
         save_checkpoint(cls.folder / "run", record, state)
         (cls.folder / "run/run.json").write_text('{"commit": "abc", "utterances": 7}')
-        make = mock.Mock(side_effect=lambda run, out, *_, **__: out.mkdir())
-        exported = mock.patch.object(publish, "export_run", make)
+        exported = mock.patch.object(publish, "export_run", fake_export)
         choice = mock.patch.object(TrainedRun, "select_vocoder", return_value=VocoderChoice())
         speaker = mock.patch.object(publish, "ExportedSpeaker", FakeSpeaker)
         cls.out = cls.folder / "out"
-        with exported, choice, speaker:
-            publish.publish_run(cls.folder / "run", cls.out, ["Hello."])
+        with exported, choice, speaker, cls().assertLogs(publish.log) as logs:
+            of = {"precisions": ["int8"], "licence": "CC0-1.0"}
+            publish.publish_run(cls.folder / "run", cls.out, ["Hello."], **of)
+        cls.printed = logs.output
 
     def setUp(self):
         cache = temporary_folder(self.addCleanup)
@@ -65,8 +74,21 @@ class PublishTest(unittest.TestCase):
                 self.assertNotIn(b"/home/me", content, path)
                 self.assertNotIn(b"Nino", content, path)
 
+    def test_it_prints_what_an_index_of_voices_says_of_it(self):
+        entry = json.loads(self.printed[-1].partition("index entry")[2])["out"]
+        self.assertEqual((entry["folder"], entry["licence"]), ("out", "CC0-1.0"))
+        self.assertGreater(entry["mb"], 0)
+        shown = mock.patch.object(voices, "_folders", lambda: [self.folder])
+        (self.folder / "index.json").write_text(json.dumps({"out": entry}))
+        voices.voices.cache_clear()
+        with shown:
+            self.assertEqual(voices.voice_named("out").path, self.out)
+        voices.voices.cache_clear()
+
     def test_the_card_has_facts_and_what_to_fill_in(self):
         card = (self.out / "README.md").read_text("utf-8")
+        for part in ("license: cc0-1.0", "weights**: CC0-1.0.", "-m onnx/run-int8.onnx"):
+            self.assertIn(part, card)
         for part in ("**Consent**: FILL IN", "MyXTTS abc", "`corpus` of 7 utterances"):
             self.assertIn(part, card)
         self.assertIn("(samples/1-high.wav)", card)

@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from myxtts.audio import format as audio
 from myxtts.audio import mel, pitch
-from myxtts.audio.audio_file import read_pcm, wav_header
+from myxtts.audio.audio_file import read_pcm
 from myxtts.audio.excitation import pulse_train
 from myxtts.audio.format import PRESETS, audio_format, sample_rate_hz, use_sample_rate
 from myxtts.audio.loudness import loudness
+from myxtts.audio.sound_header import wav_header
 from myxtts.base.errors import CheckpointError, ConfigError, DataError
 from myxtts.checkpoints.files import latest, read_record
 from myxtts.checkpoints.inherited import (

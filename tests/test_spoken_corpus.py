@@ -21,6 +21,7 @@ import soundfile
 from myxtts.base import plugins
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.corpus.ancestry import read_ancestry
+from myxtts.corpus.demo_corpus import demo_texts
 from myxtts.corpus.layouts import read_corpus
 from myxtts.extras.publish.publish import origin
 from myxtts.extras.speakers import corpus_command, spoken
@@ -91,7 +92,10 @@ class SpokenCase(FolderCase):
         self.texts = self.write("texts.txt", "\n".join(TEXTS))
 
     def make(self, *argv: str) -> None:
-        flags = ["--texts", str(self.texts), "--out", str(self.out), *argv]
+        self.speak("--texts", str(self.texts), *argv)
+
+    def speak(self, *argv: str) -> None:
+        flags = ["--out", str(self.out), *argv]
         with contextlib.redirect_stdout(io.StringIO()):
             self.assertEqual(corpus_command.main(flags), 0)
 
@@ -199,13 +203,20 @@ class SpokenCorpusTest(SpokenCase):
         with self.assertLogs("myxtts", "WARNING"):
             self.assertEqual(read_ancestry(str(self.folder)), {})
 
+    def test_without_texts_it_speaks_sentences_of_the_demo_corpus(self):
+        self.speak("--speaker", "hum", "--utterances", "7")
+        self.assertEqual([row["text"] for row in self.rows()], demo_texts("en", 7))
+        self.assertIn("demo", read_ancestry(str(self.out))["texts"]["from"])
+        with self.assertRaisesRegex(ConfigError, "sentences in en, .*, but not in eo. Give --t"):
+            self.speak("--speaker", "hum", "--language", "eo")
+
     def test_errors_say_what_to_do(self):
         other = self.folder / "other"
         for argv, message in (
             (("--speaker", "hum", "--speaker", "hum"), "two speakers are called hum. Name them"),
             (("--speaker", "hmm"), "'hmm' is neither a file nor a known name. Give hibari"),
             (("--speaker", "hum", "--seed", "1"), "nothing of the demo corpus"),
-            (("--threads", "2"), "has --speaker and --texts"),
+            (("--threads", "2"), "has --speaker, and nothing"),
             (("--speaker", "hum", "--out", str(other)), "other files .* metadata.csv. Give a new"),
         ):
             self.write("other/metadata.csv", "a|text")

@@ -11,6 +11,7 @@ from myxtts.config import schema
 from myxtts.config.schema import ASRConfig, Config, ModelConfig, TrainingConfig
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.run import setup
+from myxtts.tasks.asr.features import NO_MASKS
 from myxtts.tasks.asr.task import ASRTask
 from myxtts.tasks.tts.task import TTSTask
 from myxtts.tasks.vocoder.task import VocoderTask
@@ -54,13 +55,10 @@ class Networks(unittest.TestCase):
 
 class Features(unittest.TestCase):
     def test_of_spec_augment(self):
-        counts = {"time_masks": 3, "frequency_masks": 4}
-        asr = ASRConfig(**counts, time_mask_fraction=0.25, frequency_mask_bands=7)
-        with mock.patch("myxtts.tasks.asr.task.spec_augment") as spec_augment:
-            extractor = ASRTask().extractor(Config(asr=asr), training=True)
-            extractor.produce.keywords["mask"]("mel", "frames", "seed")
-        expected = counts | {"time_fraction": 0.25, "frequency_bands": 7}
-        spec_augment.assert_called_once_with("mel", "frames", "seed", **expected)
+        asr = ASRConfig(time_masks=3, frequency_masks=4, frequency_mask_bands=7)
+        for training, expected in ((True, asr), (False, NO_MASKS)):
+            extractor = ASRTask().extractor(Config(asr=asr), training)
+            self.assertEqual(extractor.produce.keywords["settings"], expected)
 
 
 class Training(unittest.TestCase):

@@ -20,6 +20,7 @@ from myxtts.config.synthesis import BOUNDS
 _NO_ARGUMENTS: Sequence[str] = ("",)  # for `parser_of`
 _NOUNS = {int: "whole number", float: "number"}
 _FLAG = re.compile(r"--?[A-Za-z].*", re.DOTALL)
+PRECISIONS = ("float32", "float16", "int8")  # of an exported voice
 SPEAKERS = "a speaker and a recording of half a second or longer; by default those of the corpus"
 
 
@@ -165,6 +166,12 @@ def add_references_flag(parser: argparse._ActionsContainer, meaning: str) -> Non
     """Add --reference NAME=FILE, which returns a dict of the files of each name."""
     options: dict[str, Any] = {"action": _AddReference, "dest": "references", "default": {}}
     add_flag(parser, "--reference", meaning, _speaker_reference, "NAME=FILE", **options)
+
+
+def add_precision_flag(parser: argparse._ActionsContainer) -> None:
+    meaning = f"write only the files of this precision; can be repeated (default: {PRECISIONS})"
+    options: dict[str, Any] = {"action": "append", "dest": "precisions", "choices": PRECISIONS}
+    add_flag(parser, "--precision", meaning, **options)
 
 
 class _AddReference(argparse.Action):

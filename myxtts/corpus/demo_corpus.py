@@ -38,6 +38,7 @@ from myxtts.text.frontend import normalise_text
 ARGUMENTS_FILE = "demo_corpus.json"
 EDGE_SAMPLES = 1102  # 50 ms of silence at both ends
 
+DEMO_TEXTS = 400
 _GRAMMARS = Path(__file__).parent / "grammars"
 # Variants with `breath` (f2, f3, f5, …) read uninitialised memory: six processes made six different
 # waves from a text. Variants with `echo` (f4, m2, …) fill the silence between words.
@@ -97,6 +98,17 @@ def grammar_languages() -> list[str]:
 def load_grammar(language: str) -> Grammar:
     content = table_beside(__file__, f"grammars/{language}.yaml")
     return Grammar(tuple(content["templates"]), content["slots"])
+
+
+def demo_texts(language: str, count: int, seed: int = 0) -> list[str]:
+    """Return distinct sentences of a language's grammar; DataError if it has fewer."""
+    grammar = load_grammar(language)
+    if count > (distinct := sum(grammar.sizes())):
+        raise DataError(
+            f"{count} utterances in language {language} were requested, but its grammar has"
+            f" {distinct} distinct sentences. Request fewer utterances, or more languages."
+        )
+    return grammar.draw(count, random.Random(f"{seed} {language}"))
 
 
 def make_demo_corpus(
@@ -167,14 +179,8 @@ def _plan(
     voices = itertools.cycle(itertools.product(numbers, languages))
     texts = {}
     for turn, language in enumerate(languages):
-        grammar = load_grammar(language)
         count = (utterances - turn + len(languages) - 1) // len(languages)
-        if count > (distinct := sum(grammar.sizes())):
-            raise DataError(
-                f"{count} utterances in language {language} were requested, but its grammar has"
-                f" {distinct} distinct sentences. Request fewer utterances, or more languages."
-            )
-        texts[language] = iter(grammar.draw(count, random.Random(f"{seed} {language}")))
+        texts[language] = iter(demo_texts(language, count, seed))
     planned = []
     prefix = languages[0] if len(languages) == 1 else "speaker"
     for number, (speaker, language) in enumerate(itertools.islice(voices, utterances)):

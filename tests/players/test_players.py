@@ -20,6 +20,7 @@ from wyoming.audio import AudioChunk, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
+from myxtts.audio.format import sample_rate_hz
 from myxtts.speak.chunks import voice_inputs
 from tests.fixtures import DEADLINE_S
 from tests.players.voice import TEXT, exported_voice
@@ -57,7 +58,7 @@ class PlayersTest(unittest.TestCase):
         options.phoneme_codepoints = [[*map(ord, self.phonemes)]]
         options.silence_scale = 1.0  # or else pauses are cut
         audio = sherpa_onnx.OfflineTts(config).generate(TEXT, options)
-        self.assertEqual(audio.sample_rate, 22_050)
+        self.assertEqual(audio.sample_rate, sample_rate_hz())
         np.testing.assert_allclose(audio.samples, self.wave, atol=1e-4)
 
     def test_wyoming(self):

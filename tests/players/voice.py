@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from myxtts.audio.format import SAMPLE_RATE_HZ
+from myxtts.audio.format import sample_rate_hz
 from myxtts.speak.chunks import SpokenSentence
 from myxtts.speak.player import ExportedSpeaker
 
@@ -90,7 +90,7 @@ def spoken_samples(page, text: str) -> np.ndarray:
         "async () => [...new Uint8Array(await (await fetch(download.href)).arrayBuffer())]"
     )
     sound, rate_hz = soundfile.read(io.BytesIO(bytes(content)), dtype="int16")
-    assert rate_hz == SAMPLE_RATE_HZ
+    assert rate_hz == sample_rate_hz()
     return sound
 
 

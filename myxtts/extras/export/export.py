@@ -22,6 +22,7 @@ from myxtts.base.errors import ConfigError
 from myxtts.base.files import check_writable, new_folder, write_json
 from myxtts.checkpoints.files import Record
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
+from myxtts.config.parser import PRECISIONS
 from myxtts.config.schema import PlacementConfig
 from myxtts.extras.export.player_files import write_player_files
 from myxtts.extras.export.web import npm_files, write_page
@@ -53,6 +54,7 @@ def export_run(
     references: Mapping[str, Sequence[Path]] | None = None,
     language: str | None = None,
     node_modules: Path = Path("node_modules"),
+    precisions: Sequence[str] | None = None,
 ) -> None:
     """Write a voice or a vocoder as a SavedModel that names no device, or as files for players.
 
@@ -75,6 +77,11 @@ def export_run(
             "--reference and --language are for voices with --format onnx, web or litert. Leave"
             " them out."
         )
+    if precisions and form in ("savedmodel", "web"):
+        raise ConfigError(
+            f"--precision {precisions[0]} was given, but is for --format onnx and litert. Leave it"
+            " out."
+        )
     npm = {}
     if form == "web":
         trained.check_task("tts")
@@ -85,9 +92,8 @@ def export_run(
     with tf.device(device):
         if form != "savedmodel":
             with complete_folder(out) as folder:
-                write_player_files(
-                    form, trained, choice, folder, device, references or {}, language
-                )
+                given = device, references or {}, language, precisions or PRECISIONS
+                write_player_files(form, trained, choice, folder, *given)
                 if form == "web":
                     write_page(folder, f"{trained.path.name}.onnx", npm)
         elif choice is None:

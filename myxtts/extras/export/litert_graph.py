@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from myxtts.config.parser import PRECISIONS
 from myxtts.extras.export.portable_functions import normal_numbers
 from myxtts.extras.export.portable_graph import REPLACED, portable_function
 
-KINDS = ("float32", "float16", "int8")
 # Fixed-point steps in a cycle of phase. The sum over 20 s of 150 Hz is 3,000 cycles, 12 bits more.
 FIXED_POINT = float(2**40)
 HALF_WORD = 1 << 16
@@ -21,13 +21,13 @@ HALF_WORD = 1 << 16
 # The traced function is rewritten without what LiteRT lacks, saved once, and converted three times:
 # as it is, with weights of 16 bits, and with weights of 8 bits.
 def litert_models(traced, outputs: Sequence[str]) -> dict[str, bytes]:
-    """Return the models of a traced function by KINDS; they have its first output alone."""
+    """Return the models of a traced function by PRECISIONS; they have its first output."""
     module = tf.Module()
     module.call = portable(traced, outputs[0])
     models = {}
     with tempfile.TemporaryDirectory(prefix="myxtts-") as folder:
         tf.saved_model.save(module, folder, module.call.get_concrete_function())
-        for kind in KINDS:
+        for kind in PRECISIONS:
             converter = tf.lite.TFLiteConverter.from_saved_model(folder)
             if kind != "float32":
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]

@@ -19,10 +19,11 @@ from myxtts.audio.vocoder import NetworkVocoder, OnnxVocoder
 from myxtts.base.errors import ConfigError, DataError, check_packages
 from myxtts.base.files import write_json, write_whole
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
+from myxtts.config.parser import PRECISIONS
 from myxtts.corpus.manifest import read_manifest
 from myxtts.corpus.sound import read_row
 from myxtts.extras.export import piper
-from myxtts.extras.export.litert_graph import KINDS, litert_models
+from myxtts.extras.export.litert_graph import litert_models
 from myxtts.extras.export.onnx_graph import OPSET, onnx_graph
 from myxtts.speak.chunks import load_onnx, player_ids_of, voice_inputs
 from myxtts.tasks import loading
@@ -63,6 +64,7 @@ def write_player_files(
     device: str,
     references: Mapping[str, Sequence[Path]],
     language: str | None,
+    precisions: Collection[str],
 ) -> None:
     """Write a voice with its vocoder, or a vocoder if `choice` is None, and README.md.
 
@@ -92,7 +94,7 @@ def write_player_files(
             ids = document["phoneme_id_map"].items()
             tokens = "".join(f"{point} {number}\n" for point, (number,) in ids)
             write_whole(folder / "tokens.txt", tokens.encode())
-    table = write_models(form, graph, folder, name, document)
+    table = write_models(form, graph, folder, name, document, precisions)
     source = f"step {run.record.step} of {name}"
     names = {"name": name, "form": form, "source": source, "speakers": speakers}
     write_whole(folder / "README.md", README.format(**names, table=table, text=text).encode())
@@ -253,13 +255,13 @@ def trained_names(model, variables: Sequence[Any]) -> set[str]:
 
 
 def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
-    """Return the models of a graph by KINDS; the smaller ones reduce trained matrices."""
+    """Return the models of a graph by PRECISIONS; the smaller ones reduce trained matrices."""
     model = onnx_graph(graph.traced, name, graph.outputs, graph.metadata)
     if graph.vocoder:
         model = with_vocoder(model, graph.vocoder)
     trained = trained_names(model, graph.variables)
-    reduced = {kind: reduced_model(model, trained, kind) for kind in KINDS[1:]}
-    return {KINDS[0]: model.SerializeToString(), **reduced}
+    reduced = {kind: reduced_model(model, trained, kind) for kind in PRECISIONS[1:]}
+    return {PRECISIONS[0]: model.SerializeToString(), **reduced}
 
 
 # Each trained matrix is replaced by a smaller constant and a node that restores it under the old
@@ -290,7 +292,12 @@ def reduced_model(model, trained: Collection[str], kind: str) -> bytes:
 
 
 def write_models(
-    form: str, graph: Graph, folder: Path, name: str, document: dict[str, Any] | None
+    form: str,
+    graph: Graph,
+    folder: Path,
+    name: str,
+    document: dict[str, Any] | None,
+    precisions: Collection[str],
 ) -> str:
     """Write the variants of a graph and their JSON; return the table of README.md."""
     expected = tf.nest.flatten(graph.traced(*map(tf.constant, graph.example.values())))[0]
@@ -298,7 +305,9 @@ def write_models(
         expected = graph.vocoder.synthesize(tf.transpose(expected, graph.vocoder.order), None)
     models_of, load, extension = _FORMS[form]
     rows = []
-    for kind, model in models_of(graph, name).items():
+    models = models_of(graph, name)
+    for kind in [kind for kind in models if kind in precisions]:
+        model = models[kind]
         stem = name if kind == "float32" else f"{name}-{kind}"
         path = folder / f"{stem}.{extension}"
         write_whole(path, model)

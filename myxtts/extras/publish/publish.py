@@ -1,5 +1,6 @@
 """A voice as a folder for others: weights, the exported voice, samples and a model card."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,10 @@ from myxtts.config.load import dump
 from myxtts.config.schema import PER_MACHINE
 from myxtts.extras.export.export import check_new_folder, complete_folder, export_run
 from myxtts.report.overview import read_facts
-from myxtts.speak.player import ExportedSpeaker
+from myxtts.speak.player import ExportedSpeaker, read_voice
 from myxtts.speak.sound_file import write_sentences
 
+OPEN_LICENCE = "FILL IN, here and as `license` above"
 CARD = Path(__file__).with_name("card.md").read_text("utf-8")
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ def publish_run(
     vocoder: str | None = None,
     references: Mapping[str, Sequence[Path]] | None = None,
     language: str | None = None,
+    precisions: Sequence[str] | None = None,
+    licence: str | None = None,
+    consent: str | None = None,
 ) -> None:
     """Write the folder `out`, which is a run of one checkpoint without what training alone needs.
 
@@ -52,6 +57,7 @@ def publish_run(
             form="onnx",
             references=references,
             language=language,
+            precisions=precisions,
         )
         write_weights(trained, folder)
         if choice.trained:
@@ -64,13 +70,20 @@ def publish_run(
                 names.append(f"samples/{number}-{name}.wav")
                 write_sentences(folder / names[-1], speaker.speak(text, name))
         facts = card_facts(trained, folder, texts[0])
+        facts["consent"] = consent or facts["consent"]
+        facts |= {"licence": licence or OPEN_LICENCE, "license": (licence or "other").lower()}
         samples = "\n".join(f"- [{name}]({name})" for name in names)
         card = CARD.format(**facts, language=speaker.language, samples=samples)
         write_whole(folder / "README.md", card.encode())
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         lines = (f"{file_digest(path)}  {path.relative_to(folder)}\n" for path in files)
         write_whole(folder / CHECKSUMS, "".join(lines).encode())
-    log.info("published      %s of %s; fill in the model card, README.md", out, run)
+    size = sum(path.stat().st_size for path in out.rglob("*"))
+    entry: dict[str, Any] = {"languages": [speaker.language], "speakers": [*speaker.speakers]}
+    entry |= {"folder": out.name, "mb": round(size / 1e6, 1)}
+    entry |= {name: facts[name] for name in ("licence", "consent")}
+    log.info("published      %s of %s; fill in what README.md leaves open", out, run)
+    log.info("index entry    %s", json.dumps({out.name: entry}, ensure_ascii=False))
 
 
 def write_weights(trained: TrainedRun, folder: Path) -> None:
@@ -93,7 +106,6 @@ def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
     record, facts = trained.record, read_facts(trained.path)
     file = trained.path / "evaluation" / trained.checkpoint.path.name / "scores.md"
     scores = file.read_text("utf-8") if file.is_file() else "Not measured."
-    vocoder = "--vocoder vocoder " if (folder / "vocoder").exists() else ""
     return {
         "name": trained.path.name,
         "commit": facts.get("commit") or "FILL IN",
@@ -103,7 +115,7 @@ def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
         "corpus": Path(record.settings.data.train_data or "FILL IN").name,
         "utterances": facts.get("utterances", "FILL IN"),
         "text": text,
-        "vocoder": vocoder,
+        "graph": read_voice(folder)[0].relative_to(folder),
         "checksums": CHECKSUMS,
         "scores": scores,
         **origin(facts.get("ancestry") or {}),

@@ -23,6 +23,9 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     flags.add_vocoder_flag(parser)
     add_flag(parser, "--language", "language of the texts; required if the run has several")
     flags.add_references_flag(parser, flags.SPEAKERS)
+    flags.add_precision_flag(parser)
+    add_flag(parser, "--licence", "licence of the weights, for the model card, such as Apache-2.0")
+    add_flag(parser, "--consent", "who has agreed to what, for the model card")
     return parser.parse(argv)
 
 

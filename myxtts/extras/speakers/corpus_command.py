@@ -9,11 +9,11 @@ from tqdm import tqdm
 
 from myxtts.base.errors import ConfigError
 from myxtts.config.parser import CommandParser, add_flag, add_switch, bounded
-from myxtts.corpus.demo_corpus import MAX_SPEAKERS, grammar_languages, make_demo_corpus
+from myxtts.corpus.demo_corpus import DEMO_TEXTS, MAX_SPEAKERS, grammar_languages, make_demo_corpus
 
 NAME = "corpus"
 HELP = "Make a speech corpus: with espeak-ng, for trials and tests, or by another voice."
-DEMO: dict[str, Any] = {"utterances": 400, "languages": ["en"], "speakers": 1, "seed": 0}
+DEMO: dict[str, Any] = {"utterances": DEMO_TEXTS, "languages": ["en"], "speakers": 1, "seed": 0}
 DEMO["first_speaker"] = 0
 
 
@@ -35,7 +35,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     speaker = "hibari, kokoro-js-VERSION.tgz, a voice of `say --voice`, or http://…/v1; with #VOICE"
     speaker += " behind and NAME= before it, if wanted; several take the texts in turn"
     add_flag(spoken, "--speaker", speaker, action="append", dest="voices")
-    add_flag(spoken, "--texts", "UTF-8 file with a text in each line", Path, "FILE")
+    texts = "UTF-8 file with a text in each line (default: the sentences of the demo corpus)"
+    add_flag(spoken, "--texts", texts, Path, "FILE")
     add_switch(spoken, "--each", "each speaker speaks all texts")
     add_flag(spoken, "--language", "language of the texts (default: as the speaker says)")
     threads = "texts that are spoken at the same time (default: 1)"
@@ -48,10 +49,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(spoken, "--max-error-rate", rate, bounded(float, 0.0))
     options = parser.parse(argv)
     given = {*vars(options)} - {"out", "utterances"}
-    if given - {*DEMO} and not (given.isdisjoint(DEMO) and given >= {"voices", "texts"}):
+    if given - {*DEMO} and not (given.isdisjoint(DEMO) and "voices" in given):
         raise ConfigError(
-            "a corpus by another voice has --speaker and --texts, and nothing of the demo corpus."
-            " Give both, or leave out the flags of one kind; --help lists them."
+            "a corpus by another voice has --speaker, and nothing of the demo corpus by espeak-ng."
+            " Give it, or leave out the flags of one kind; --help lists them."
         )
     return options
 

@@ -42,6 +42,7 @@ from myxtts.base.files import (
 from myxtts.base.published import file_digest
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.ancestry import ANCESTRY
+from myxtts.corpus.demo_corpus import DEMO_TEXTS, demo_texts, grammar_languages
 from myxtts.extras.inspect.inspection import EXCLUDED, EXCLUDED_COLUMNS, inspect_corpus
 from myxtts.extras.speakers.speaker import CorpusSpeaker, open_speaker
 
@@ -61,8 +62,8 @@ class SpokenOptions:
 
     Attributes:
         voices: names for `open_speaker`, perhaps with NAME= before; they take the texts in turn.
-        texts: UTF-8 file with a text in each line.
-        utterances: so many of the texts, from the first on; None for all.
+        texts: UTF-8 file with a text in each line; None for sentences of the demo corpus.
+        utterances: so many of the texts, from the first on; None for all, or 400 of the demo's.
         each: each speaker speaks all texts.
         language: of the texts; by default as the speaker says.
         threads: how many texts are spoken at the same time.
@@ -73,7 +74,7 @@ class SpokenOptions:
     """
 
     voices: Sequence[str]
-    texts: Path
+    texts: Path | None = None
     utterances: int | None = None
     each: bool = False
     language: str | None = None
@@ -99,8 +100,9 @@ def make_spoken_corpus(out: Path, options: SpokenOptions) -> dict[str, Any]:
 
     Raises UserError if a speaker, the texts or the folder cannot be used, or nothing is spoken.
     """
-    texts = _read_texts(options.texts)[: options.utterances]
+    texts = options.texts and _read_texts(options.texts)[: options.utterances]
     speakers = _open_speakers(options)
+    texts = texts or _demo_texts(options, speakers)
     names = [*speakers]
     make_folder(out / "wavs", "--out")
     with ExitStack() as scope:
@@ -119,7 +121,7 @@ def make_spoken_corpus(out: Path, options: SpokenOptions) -> dict[str, Any]:
             good = [clip for clip in good if clip.path not in excluded]
         if not good:
             reason = next(iter(excluded.values()))
-            raise DataError(f"no clip of {options.texts} can be used. The first: {reason}")
+            raise DataError(f"no clip can be used. The first: {reason}")
         document = _document(out, speakers, good, options)
         document["excluded"] = dict(Counter(reason.split(":")[0] for reason in excluded.values()))
         write_csv(out / EXCLUDED, [EXCLUDED_COLUMNS, *excluded.items()])
@@ -138,6 +140,15 @@ def _read_texts(path: Path) -> list[str]:
     if left := len(lines) - len(distinct):
         log.info("texts          %d; %d lines are empty, or repeat one", len(distinct), left)
     return distinct
+
+
+def _demo_texts(options: SpokenOptions, speakers: Mapping[str, CorpusSpeaker]) -> list[str]:
+    language, *others = {options.language or speaker.language for speaker in speakers.values()}
+    if others or language not in grammar_languages():
+        found = ", ".join([language, *others])
+        known = ", ".join(grammar_languages())
+        raise ConfigError(f"there are sentences in {known}, but not in {found}. Give --texts.")
+    return demo_texts(language, options.utterances or DEMO_TEXTS)
 
 
 def _open_speakers(options: SpokenOptions) -> dict[str, CorpusSpeaker]:
@@ -290,14 +301,17 @@ def _document(
         ancestry = speaker.ancestry._asdict()
         ancestry["licence"] = ancestry["licence"] or options.licence
         entries.append({"name": name, **ancestry, "clips": clips[name]})
-    texts = {"file": options.texts.name, "sha256": file_digest(options.texts)}
+    texts = {"from": options.texts_from or "sentences of the demo corpus of MyXTTS"}
+    if options.texts is not None:
+        texts = {"file": options.texts.name, "sha256": file_digest(options.texts)}
+        texts["from"] = options.texts_from
     seconds = sum(soundfile.info(out / clip.path).duration for clip in good)
     judge = ""
     if options.recogniser:
         judge = f"{options.recogniser}, at most {options.max_error_rate:.0%} errors"
     return {
         "speakers": entries,
-        "texts": texts | {"from": options.texts_from},
+        "texts": texts,
         "recogniser": judge,
         "clips": len(good),
         "hours": round(seconds / 3600, 3),

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.format import sample_rate_hz
 from myxtts.batches.pipeline import make_reader
 from myxtts.batches.reading import Reader
 from myxtts.config.schema import Config, DataConfig
@@ -84,7 +85,8 @@ def traced_once(device: str, extractor: FeatureExtractor) -> ProduceFunction:
     if extractor.load_frozen is not None:
         return trace_produce(device, extractor)
     produce = partial(extractor.produce)
-    key = device, produce.func, produce.args, *sorted(produce.keywords.items())
+    of_task = produce.func, produce.args, *sorted(produce.keywords.items())
+    key = device, sample_rate_hz(), *of_task
     if key not in _TRACES:
         _TRACES[key] = trace_produce(device, extractor)
     return _TRACES[key]

@@ -204,7 +204,7 @@ class SpokenCorpusTest(SpokenCase):
             self.assertEqual(read_ancestry(str(self.folder)), {})
 
     def test_without_texts_it_speaks_sentences_of_the_demo_corpus(self):
-        self.speak("--speaker", "hum", "--utterances", "7")
+        self.speak("--speaker", "hum", "--utterances", "7", "--language", "en-us")
         self.assertEqual([row["text"] for row in self.rows()], demo_texts("en", 7))
         self.assertIn("demo", read_ancestry(str(self.out))["texts"]["from"])
         with self.assertRaisesRegex(ConfigError, "sentences in en, .*, but not in eo. Give --t"):

@@ -125,7 +125,8 @@ def build_manifest(
     key = ""
     if cache:
         reading = frontend.kind, frontend.normaliser, sorted(frontend.lexicon.items())
-        settings = (data.min_seconds, data.max_seconds, data.trim, *reading, length_rule, grow)
+        limits = data.sample_rate, data.min_seconds, data.max_seconds, data.trim
+        settings = (*limits, *reading, length_rule, grow)
         key = _cache_key(rows, settings, vocabulary)
         if cached := load_manifest(cache, key):
             return cached

@@ -81,7 +81,7 @@ def publish_run(
     size = sum(path.stat().st_size for path in out.rglob("*"))
     entry: dict[str, Any] = {"languages": [speaker.language], "speakers": [*speaker.speakers]}
     entry |= {"folder": out.name, "mb": round(size / 1e6, 1)}
-    entry |= {name: facts[name] for name in ("licence", "consent")}
+    entry |= {name: facts[name].rstrip(".") for name in ("licence", "consent")}
     log.info("published      %s of %s; fill in what README.md leaves open", out, run)
     log.info("index entry    %s", json.dumps({out.name: entry}, ensure_ascii=False))
 

@@ -29,6 +29,7 @@ import soundfile
 from tqdm import tqdm
 
 from myxtts.audio.audio_file import read_wave, to_pcm
+from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import ConfigError, DataError, check_packages
 from myxtts.base.files import (
     decode_text,
@@ -39,6 +40,7 @@ from myxtts.base.files import (
     write_json,
     write_whole,
 )
+from myxtts.base.names import canonical_code
 from myxtts.base.published import file_digest
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.ancestry import ANCESTRY
@@ -143,7 +145,8 @@ def _read_texts(path: Path) -> list[str]:
 
 
 def _demo_texts(options: SpokenOptions, speakers: Mapping[str, CorpusSpeaker]) -> list[str]:
-    language, *others = {options.language or speaker.language for speaker in speakers.values()}
+    codes = {canonical_code(options.language or of.language) for of in speakers.values()}
+    language, *others = sorted({code.split("-")[0] for code in codes})
     if others or language not in grammar_languages():
         found = ", ".join([language, *others])
         known = ", ".join(grammar_languages())
@@ -242,8 +245,8 @@ def _wav(wave: np.ndarray, rate_hz: int, name: str) -> bytes:
 def _faults(spoken: Path) -> dict[str, str]:
     """Return the reasons of `inspect` to leave out clips, by path."""
     # Numbers need not be read as training does: only the lengths of texts are compared.
-    data = DataConfig(train_data=str(spoken), text_normaliser="none")
-    inspection = inspect_corpus(data)
+    data = {"train_data": str(spoken), "text_normaliser": "none", "sample_rate": sample_rate_hz()}
+    inspection = inspect_corpus(DataConfig.model_validate(data))
     reasons = {row.audio: f"{row.reason}: {row.detail}" for row in inspection.rejected}
     for id_, findings in inspection.excluded().items():
         reasons[id_] = "; ".join(f"{of.fault}: {of.detail}" for of in findings)

@@ -49,7 +49,6 @@ from tests.tiny import Workspace
 from tests.tiny_asr import small_asr_models
 from tests.tiny_vocoder import small_vocoders
 
-OTHERS = (16_000, 24_000)
 CACHES = mel.mel_filters, mel.inverse_mel_filters, pitch._lags, vocoder._interpolation
 HAS_ONNX = all(map(find_spec, ("onnx", "onnxruntime")))
 

@@ -60,12 +60,20 @@ class ShippedVoicesTest(FolderCase):
         for name, entry in self.index.items():
             with self.subTest(name):
                 out = self.folder / f"{name}.wav"
-                code = (
-                    "import sys; sys.modules['tensorflow'] = None; from myxtts.commands import say"
-                )
-                code += "; sys.exit(say.main(sys.argv[1:]))"
+                code = "import sys; sys.modules['tensorflow'] = None"
+                code += "; from myxtts.commands.main import main; sys.exit(main())"
                 text = TEXTS[entry["languages"][0].split("-")[0]]
-                command = [sys.executable, "-c", code, text, "--voice", name, "--out", str(out)]
+                command = [
+                    sys.executable,
+                    "-c",
+                    code,
+                    "say",
+                    text,
+                    "--voice",
+                    name,
+                    "--out",
+                    str(out),
+                ]
                 run = {"capture_output": True, "text": True, "timeout": DEADLINE_S, "cwd": ROOT}
                 done = subprocess.run(command, **run, check=False)
                 self.assertEqual(done.returncode, 0, done.stderr)

@@ -59,7 +59,9 @@ class PlayersTest(unittest.TestCase):
         options.silence_scale = 1.0  # or else pauses are cut
         audio = sherpa_onnx.OfflineTts(config).generate(TEXT, options)
         self.assertEqual(audio.sample_rate, sample_rate_hz())
-        np.testing.assert_allclose(audio.samples, self.wave, atol=1e-4)
+        # It lets onnxruntime compute with 8 bits where a graph has 8 bits.
+        error = np.sqrt(np.mean(np.square(np.array(audio.samples) - self.wave)))
+        self.assertLess(error, 0.1 * np.sqrt(np.mean(np.square(self.wave))))
 
     def test_wyoming(self):
         """It plays as loud as 16 bits can be."""

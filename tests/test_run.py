@@ -473,8 +473,8 @@ class ShippedConfigurations(Case):
                 flags = f"--config {folder}/{name}.yaml --train-data {self.workspace.corpus}"
                 flags += f" --simulate-gpus {SIMULATED} --max-steps 3 --model-size tiny"
                 flags += f" --run {name} --runs-dir {self.workspace.folder}/runs"
-                # The pretrained runs are not in the repository.
-                flags += " --init-from null --sample-every 0"
+                # The pretrained runs are not in the repository. This process has one rate.
+                flags += " --init-from null --sample-every 0 --sample-rate 22050"
                 if "vocoder" not in name:
                     flags += " --text-frontend characters"
                 # The validation of a vocoder, which takes 5 s to trace, is in test_vocoder.

@@ -39,11 +39,15 @@ def main() -> None:
         print(json.dumps(rated(options)))
         return
     print(f"| speaker | {' | '.join(COLUMNS)} |\n|---{'|---:' * len(COLUMNS)}|")
-    command = [sys.executable, *sys.argv, "--worker"]
+    command = [sys.executable, __file__, "--worker", "--texts", str(options.texts)]
+    command += ["--utterances", str(options.utterances)]
+    if options.out:
+        command += ["--out", str(options.out)]
     for name in options.speakers:
-        given = [of for of in command if of not in options.speakers] + [name]
         environ = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(given, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [*command, name], env=environ, stdout=subprocess.PIPE, text=True, check=True
+        )
         p808, overall, errors, cost, seconds = json.loads(done.stdout.splitlines()[-1])
         figures = f"{p808:.2f} | {overall:.2f} | {100 * errors:.1f} % | {cost:.4f} | {seconds:.0f}"
         print(f"| {name} | {figures} |", flush=True)

@@ -45,6 +45,12 @@ class FolderCase(unittest.TestCase):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
+    def write_package(self, module: str, code: str, entry_points: str) -> Path:
+        """Write an installed package of one module; return the folder for `sys.path`."""
+        self.write(f"site/{module}.py", code)
+        self.write(f"site/{module}-1.0.dist-info/METADATA", f"Name: {module}\nVersion: 1.0\n")
+        return self.write(f"site/{module}-1.0.dist-info/entry_points.txt", entry_points).parents[1]
+
     def pipe(self) -> Path:
         path = self.folder / "pipe"
         os.mkfifo(path)

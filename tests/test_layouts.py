@@ -415,16 +415,11 @@ class EveryLayout(FolderCase):
                 read_corpus(path, "en")
 
     def test_a_plugin_of_a_few_lines_adds_another(self):
-        package = self.folder / "site"
         corpus = Corpus(self.folder / "toy")
         corpus.audio("{id}.wav")
         corpus.lines("corpus.toy", "{speaker}/{id}.wav/{text}")
-        for name, content in {
-            "toy_layout.py": PLUGIN,
-            "toy-1.0.dist-info/METADATA": "Name: toy\nVersion: 1.0\n",
-            "toy-1.0.dist-info/entry_points.txt": "[myxtts.corpora]\ntoy = toy_layout:read\n",
-        }.items():
-            self.write(f"site/{name}", content)
+        entry_point = "[myxtts.corpora]\ntoy = toy_layout:read\n"
+        package = self.write_package("toy_layout", PLUGIN, entry_point)
         with mock.patch.object(sys, "path", [str(package), *sys.path]):
             invalidate_caches()
             rows, found = self.manifest(corpus.folder)

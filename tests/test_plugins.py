@@ -59,10 +59,8 @@ toy = of_others:open_store
 class OtherPackage(FolderCase):
     def setUp(self):
         super().setUp()
-        self.write("site/of_others.py", MODULE)
-        self.write("site/others-1.0.dist-info/METADATA", "Name: others\nVersion: 1.0\n")
-        self.write("site/others-1.0.dist-info/entry_points.txt", ENTRY_POINTS)
-        path = mock.patch.object(sys, "path", [str(self.folder / "site"), *sys.path])
+        site = self.write_package("of_others", MODULE, ENTRY_POINTS)
+        path = mock.patch.object(sys, "path", [str(site), *sys.path])
         path.start()
         self.addCleanup(path.stop)
         self.addCleanup(sys.modules.pop, "of_others", None)

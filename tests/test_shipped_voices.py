@@ -1,6 +1,5 @@
 """The voices in `voices/`: what index.json says of them is true, and each one speaks."""
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from myxtts.base.published import CHECKSUMS
+from myxtts.base.published import CHECKSUMS, file_digest
 from tests.fixtures import DEADLINE_S, FolderCase
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +43,7 @@ class ShippedVoicesTest(FolderCase):
             )
             files = [path for path in folder.rglob("*") if path.is_file()]
             found = {
-                str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+                str(path.relative_to(folder)): file_digest(path)
                 for path in files
                 if path.name != CHECKSUMS
             }

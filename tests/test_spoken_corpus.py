@@ -229,13 +229,8 @@ class SpokenCorpusTest(SpokenCase):
 
 class KindsTest(SpokenCase):
     def test_a_killed_process_goes_on_and_a_package_adds_a_kind(self):
-        for name, content in {
-            "hum_speaker.py": PLUGIN,
-            "hum-1.0.dist-info/METADATA": "Name: hum\nVersion: 1.0\n",
-            "hum-1.0.dist-info/entry_points.txt": "[myxtts.speakers]\nhum = hum_speaker:open_hum\n",
-        }.items():
-            self.write(f"site/{name}", content)
-        site = str(self.folder / "site")
+        entry_point = "[myxtts.speakers]\nhum = hum_speaker:open_hum\n"
+        site = str(self.write_package("hum_speaker", PLUGIN, entry_point))
         self.write("texts.txt", "\n".join([*TEXTS[:2], "KILL", TEXTS[2]]))
         command = [sys.executable, "-m", "myxtts", "corpus", "--speaker", "hum#v"]
         command += ["--texts", str(self.texts), "--out", str(self.out)]

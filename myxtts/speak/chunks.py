@@ -160,10 +160,7 @@ def _leading_silence(wave: np.ndarray) -> int:
 
 
 def load_onnx(path: Path) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
-    """Return a function of the inputs of an exported ONNX file that returns its outputs.
-
-    It takes one core. The second output of a voice, if it has one, has the frames of each id.
-    """
+    """Return a function from the inputs of an exported ONNX file to its outputs, on one core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -183,7 +180,7 @@ def player_ids_of(symbols: Sequence[str], id_map: Mapping[str, Sequence[int]]) -
 
 
 def edges_of(outputs: Sequence[np.ndarray], places: np.ndarray, hop: float) -> np.ndarray:
-    """Return the samples at which these ids of a voice begin; nothing without its second output."""
+    """Return where these ids of a voice begin, in samples; nothing without its output of frames."""
     if len(outputs) == 1:
         return np.zeros(0)
     return hop * np.cumsum([0.0, *outputs[1].ravel()])[places]

@@ -48,8 +48,10 @@ class PiperVoice:
             ) from error
         self.speakers: Sequence[str] = [*names]
         self._frontend, self._run = TextFrontend(normaliser="none"), load_onnx(graph)
-        nothing = self._chunk("", Boundary.SENTENCE)
-        self.has_times = len(self._outputs(nothing, 0, 1.0)) > 1
+
+    @property
+    def has_times(self) -> bool:
+        return len(self._outputs(self._chunk("", Boundary.SENTENCE), 0, 1.0)) > 1
 
     def speak(
         self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None

@@ -47,8 +47,10 @@ class Speaker(Protocol):
     language: str
     speakers: Sequence[str]
     takes_reference: bool
-    has_times: bool
     threads: int
+
+    @property
+    def has_times(self) -> bool: ...
 
     def speak(
         self, text: str, speaker: str = "", speed: float = 1.0, reference: Path | None = None

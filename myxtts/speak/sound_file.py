@@ -72,9 +72,8 @@ class WavStream:
     def write(self, wave: np.ndarray) -> None:
         """Write a wave, float32 [samples] in [-1, 1]; the first one after the header."""
         raw = io.BytesIO()
-        soundfile.write(
-            raw, wave, sample_rate_hz(), format="RAW", subtype="PCM_16", endian="LITTLE"
-        )
+        kind = {"format": "RAW", "subtype": "PCM_16", "endian": "LITTLE"}
+        soundfile.write(raw, wave, sample_rate_hz(), **kind)
         header = b"" if self._written else wav_header()
         remaining = memoryview(header + raw.getvalue())
         # The stdout of PYTHONUNBUFFERED may take a part.

@@ -4,12 +4,11 @@ What LiteRT lacks is replaced: see `portable_graph`. float64 becomes float32, bu
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from myxtts.config.parser import PRECISIONS
 from myxtts.extras.export.portable_functions import normal_numbers
 from myxtts.extras.export.portable_graph import REPLACED, portable_function
 
@@ -18,16 +17,16 @@ FIXED_POINT = float(2**40)
 HALF_WORD = 1 << 16
 
 
-# The traced function is rewritten without what LiteRT lacks, saved once, and converted three times:
-# as it is, with weights of 16 bits, and with weights of 8 bits.
-def litert_models(traced, outputs: Sequence[str]) -> dict[str, bytes]:
-    """Return the models of a traced function by PRECISIONS; they have its first output."""
+# The traced function is rewritten without what LiteRT lacks, saved once, and converted for each
+# precision: as it is, with weights of 16 bits, and with weights of 8 bits.
+def litert_models(traced, outputs: Sequence[str], precisions: Iterable[str]) -> dict[str, bytes]:
+    """Return the models of a traced function by their precision; they have its first output."""
     module = tf.Module()
     module.call = portable(traced, outputs[0])
     models = {}
     with tempfile.TemporaryDirectory(prefix="myxtts-") as folder:
         tf.saved_model.save(module, folder, module.call.get_concrete_function())
-        for kind in PRECISIONS:
+        for kind in precisions:
             converter = tf.lite.TFLiteConverter.from_saved_model(folder)
             if kind != "float32":
                 converter.optimizations = [tf.lite.Optimize.DEFAULT]

@@ -3,7 +3,7 @@
 The graph has no complex numbers and needs no further input: see `onnx_graph`, `litert_graph`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from timeit import repeat
@@ -19,7 +19,6 @@ from myxtts.audio.vocoder import NetworkVocoder, OnnxVocoder
 from myxtts.base.errors import ConfigError, DataError, check_packages
 from myxtts.base.files import write_json, write_whole
 from myxtts.checkpoints.trained_run import TrainedRun, VocoderChoice
-from myxtts.config.parser import PRECISIONS
 from myxtts.corpus.manifest import read_manifest
 from myxtts.corpus.sound import read_row
 from myxtts.extras.export import piper
@@ -64,7 +63,7 @@ def write_player_files(
     device: str,
     references: Mapping[str, Sequence[Path]],
     language: str | None,
-    precisions: Collection[str],
+    precisions: Iterable[str],
 ) -> None:
     """Write a voice with its vocoder, or a vocoder if `choice` is None, and README.md.
 
@@ -254,22 +253,24 @@ def trained_names(model, variables: Sequence[Any]) -> set[str]:
     return {name for name, array in constants if array.tobytes() in known}
 
 
-def onnx_models(graph: Graph, name: str) -> dict[str, bytes]:
-    """Return the models of a graph by PRECISIONS; the smaller ones reduce trained matrices."""
+def onnx_models(graph: Graph, name: str, precisions: Iterable[str]) -> dict[str, bytes]:
+    """Return the models of a graph by their precision; the smaller ones reduce trained matrices."""
     model = onnx_graph(graph.traced, name, graph.outputs, graph.metadata)
     if graph.vocoder:
         model = with_vocoder(model, graph.vocoder)
     trained = trained_names(model, graph.variables)
-    reduced = {kind: reduced_model(model, trained, kind) for kind in PRECISIONS[1:]}
-    return {PRECISIONS[0]: model.SerializeToString(), **reduced}
+    models = {kind: reduced_model(model, trained, kind) for kind in precisions}
+    return {kind: of.SerializeToString() for kind, of in models.items()}
 
 
 # Each trained matrix is replaced by a smaller constant and a node that restores it under the old
 # name, so the rest of the graph need not change. These nodes come first.
-def reduced_model(model, trained: Collection[str], kind: str) -> bytes:
+def reduced_model(model, trained: Collection[str], kind: str):
     """Store trained matrices of a model in fewer bits; in int8, each column has its own scale."""
     from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+    if kind == "float32":
+        return model
     reduced = ModelProto()
     reduced.CopyFrom(model)
     nodes = []
@@ -288,7 +289,7 @@ def reduced_model(model, trained: Collection[str], kind: str) -> bytes:
     nodes += reduced.graph.node
     del reduced.graph.node[:]
     reduced.graph.node.extend(nodes)
-    return reduced.SerializeToString()
+    return reduced
 
 
 def write_models(
@@ -297,7 +298,7 @@ def write_models(
     folder: Path,
     name: str,
     document: dict[str, Any] | None,
-    precisions: Collection[str],
+    precisions: Iterable[str],
 ) -> str:
     """Write the variants of a graph and their JSON; return the table of README.md."""
     expected = tf.nest.flatten(graph.traced(*map(tf.constant, graph.example.values())))[0]
@@ -305,9 +306,7 @@ def write_models(
         expected = graph.vocoder.synthesize(tf.transpose(expected, graph.vocoder.order), None)
     models_of, load, extension = _FORMS[form]
     rows = []
-    models = models_of(graph, name)
-    for kind in [kind for kind in models if kind in precisions]:
-        model = models[kind]
+    for kind, model in models_of(graph, name, precisions).items():
         stem = name if kind == "float32" else f"{name}-{kind}"
         path = folder / f"{stem}.{extension}"
         write_whole(path, model)
@@ -331,10 +330,11 @@ def load_litert(path: Path) -> Callable:
 
 
 _ONNX = onnx_models, load_onnx, "onnx"
+_LITERT = load_litert, "tflite"
 _FORMS: dict[str, tuple[Callable, Callable, str]] = {
     "onnx": _ONNX,
     "web": _ONNX,
-    "litert": (lambda graph, _: litert_models(graph.traced, graph.outputs), load_litert, "tflite"),
+    "litert": (lambda of, _, kinds: litert_models(of.traced, of.outputs, kinds), *_LITERT),
 }
 
 

@@ -11,7 +11,6 @@ Files of the corpus:
 """
 
 import hashlib
-import io
 import json
 import logging
 import re
@@ -30,6 +29,7 @@ from tqdm import tqdm
 
 from myxtts.audio.audio_file import read_wave, to_pcm
 from myxtts.audio.format import sample_rate_hz
+from myxtts.audio.sound_header import wav_header
 from myxtts.base.errors import ConfigError, DataError, check_packages
 from myxtts.base.files import (
     decode_text,
@@ -237,9 +237,8 @@ def _wav(wave: np.ndarray, rate_hz: int, name: str) -> bytes:
     if peak > 1.0:
         log.warning("%s has a peak of %.2f, and is scaled to 1", name, peak)
         wave = wave / peak
-    content = io.BytesIO()
-    soundfile.write(content, to_pcm(wave), rate_hz, format="WAV", subtype="PCM_16")
-    return content.getvalue()
+    pcm = to_pcm(wave).astype("<i2").tobytes()
+    return wav_header(len(pcm), rate_hz) + pcm
 
 
 def _faults(spoken: Path) -> dict[str, str]:

@@ -366,7 +366,11 @@ def run_in_fork(folder: Path, test: str) -> None:
         os.dup2(nothing.fileno(), 0)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    sys.path[0] = str(folder)  # was the folder of this script
+    # The checkout's own modules are in the parent's path, and some are loaded.
+    sys.path[0] = str(folder)
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("fakes", "myxtts", "tests"):
+            del sys.modules[name]
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     code = 1
     try:

@@ -112,6 +112,7 @@ _READ_ON_HOST: dict[tuple, Callable] = {}
 class SharedState(NamedTuple):
     """A state that no run changes but for its variables, their first values, and its step."""
 
+    of_step: tuple  # the settings of the step
     state: TrainingState
     values: list[np.ndarray]
     step: Step
@@ -138,15 +139,15 @@ def state_once(
         return build_state(config, vocabulary, replicas, pretrained)
     training = config.training
     of_state = training.seed, training.precision, training.weight_decay, training.ema_decay > 0
-    of_step = training.gradient_clip, training.gradient_accumulation, training.compile
-    of_step += config.data.enable_static_shapes, config.data.batch_shares
+    of_step = _step_settings(config)
     symbols = len(vocabulary.symbols)
     # Tests may replace the functions.
     key = of_state, of_step, training.freeze, symbols, replicas.device, Toy.call, task.build_xtts
     if key not in _STATES:
         state = build_state(config, vocabulary, replicas)
         step = make_step(config, state)
-        _STATES[key] = SharedState(state, [v.numpy() for v in _variables(state, step)], step)
+        values = [v.numpy() for v in _variables(state, step)]
+        _STATES[key] = SharedState(of_step, state, values, step)
     shared = _STATES[key]
     for variable, value in zip(_variables(shared.state, shared.step), shared.values, strict=True):
         variable.assign(value)
@@ -157,13 +158,19 @@ def state_once(
 
 
 def step_once(config: Config, state: TrainingState) -> Step:
-    """Return `make_step`, with the functions of the first one of a shared state."""
+    """Return `make_step`, with the functions of the first one of a shared state and settings."""
     for shared in _STATES.values():
-        if shared.state.model is state.model:
+        if shared.state.model is state.model and shared.of_step == _step_settings(config):
             step = copy(shared.step)
             step._state, step._controls, step._traced = state, Controls(state.device), {}
             return step
     return make_step(config, state)
+
+
+def _step_settings(config: Config) -> tuple:
+    training, data = config.training, config.data
+    of_training = training.gradient_clip, training.gradient_accumulation, training.compile
+    return *of_training, data.enable_static_shapes, data.batch_shares
 
 
 def _variables(state: TrainingState, step: Step) -> list:

@@ -1,6 +1,7 @@
 """Operations of matrix products and convolutions, of a model and of a device."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 from math import prod
@@ -15,6 +16,9 @@ MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 # And their two gradients each.
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+
+RENAMES = {"Const", "Identity", "IdentityN", "Placeholder", "ReadVariableOp", "Reshape", "Shape"}
+RENAMES |= {"ExpandDims", "NoOp", "Size", "Squeeze", "StopGradient", "PreventGradient"}
 
 # A hundred times the cost of a call; a factor of the largest size has 1 GiB of float32.
 MIN_PRODUCT_S = 0.005
@@ -60,11 +64,43 @@ def contraction_flops(function: Callable, argument) -> int:
     )
 
 
+def moved_bytes(function: Callable, argument) -> int:
+    """Count the bytes of floating-point tensors that operations read and write.
+
+    Arguments as those of `contraction_flops`. What only renames a tensor moves nothing. A function
+    that the graph calls, such as one that XLA compiles, counts by what goes in and comes out.
+    """
+    signature = [tf.nest.map_structure(tf.TensorSpec.from_tensor, argument)]
+    traced = tf.compat.v1.wrap_function(function, signature)
+    moved: Counter = Counter()
+    for operation in traced.graph.get_operations():
+        if operation.type not in RENAMES:
+            for tensor in {each.ref() for each in (*operation.inputs, *operation.outputs)}:
+                dtype = tensor.deref().dtype
+                if dtype.is_floating or dtype.is_complex:
+                    moved[tensor] += dtype.size
+    with traced.graph.as_default():
+        sizes = [tf.size(tensor.deref(), tf.int64) * size for tensor, size in moved.items()]
+        total = tf.add_n(sizes)
+    arguments = tf.nest.flatten(argument)
+    return int(traced.prune(traced.inputs[: len(arguments)], total)(*arguments))
+
+
 def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
     """Count the operations of a batch's losses and their gradients; raises as
     `contraction_flops`.
     """
+    with tf.device(state.device):
+        return contraction_flops(_gradients_of(state), batch)
 
+
+def step_bytes(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
+    """Return `moved_bytes` of a batch's losses and their gradients."""
+    with tf.device(state.device):
+        return moved_bytes(_gradients_of(state), batch)
+
+
+def _gradients_of(state: TrainingState) -> Callable:
     variables = [v.value for v in state.trained]
 
     def gradients(batch):
@@ -74,8 +110,7 @@ def step_flops(state: TrainingState, batch: dict[str, tf.Tensor]) -> int:
             total = tf.add_n([losses[name] for name in state.model.LOSS_NAMES])
         return tape.gradient(total, variables)
 
-    with tf.device(state.device):
-        return contraction_flops(gradients, batch)
+    return gradients
 
 
 def matmul_flops_per_s(dtype: str = "float32", size: int = 2048, repeats: int = 10) -> float:

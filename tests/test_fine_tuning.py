@@ -17,7 +17,8 @@ from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
 from myxtts.corpus.manifest import Vocabulary
-from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.optimizer import make_optimizer
+from myxtts.run.state import TrainingState
 from myxtts.run.step import Step
 from myxtts.run.warm_start import Pretrained, extend_rows, load_pretrained, read_pretrained
 from myxtts.tasks.contract import empty_batch

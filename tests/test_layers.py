@@ -28,7 +28,7 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1876,
+    "base": 1955,
     "config": 1716,
     "audio": 1705,
     "text": 1749,
@@ -39,9 +39,9 @@ BUDGETS = {
     "batches": 1511,
     "checkpoints": 968,
     "report": 1641,
-    "tasks": 7002,
-    "run": 3708,
-    "trial": 2951,
+    "tasks": 7040,
+    "run": 3747,
+    "trial": 2952,
     "commands": 890,
     "extras": 8027,
 }

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from myxtts.base.portable_ops import FRAMES_GRID, fold_in
+from myxtts.base.portable_ops import FRAMES_GRID
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions
 from myxtts.tasks.layers import (
     Attention,
@@ -247,13 +247,22 @@ class LayersTest(unittest.TestCase):
                 self.assertEqual(layer(inputs).dtype, expected(inputs).dtype)
                 np.testing.assert_array_equal(layer(inputs), expected(inputs))
 
-    def test_dropout_is_that_of_tensorflow_bit_for_bit(self):
-        seed = tf.constant([3, 4])
-        for precision, dtype in (("float32", tf.float32), ("mixed_bfloat16", tf.bfloat16)):
-            x = tf.random.stateless_normal([3, 40], seed, dtype=dtype)
-            expected = tf.nn.experimental.stateless_dropout(x, 0.3, fold_in(seed, "name"))
-            dropped = SeededDropout(0.3, "name", dtype=precision)(x, seed)
-            np.testing.assert_array_equal(dropped, expected)
+    def test_dropout_keeps_the_mean_and_is_a_function_of_seed_and_name(self):
+        seed, other = tf.constant([3, 4]), tf.constant([3, 5])
+        for precision, channels in (("float32", 40), ("mixed_bfloat16", 42)):
+            x = tf.ones([50, 60, channels], precision.removeprefix("mixed_"))
+            drop = SeededDropout(0.3, "name", dtype=precision)
+            dropped = tf.cast(drop(x, seed), tf.float32).numpy()
+            values, counts = np.unique(dropped, return_counts=True)
+            np.testing.assert_allclose(values, [0.0, 1 / 0.7], rtol=0.005)
+            self.assertAlmostEqual(counts[0] / x.shape.num_elements(), 0.3, delta=0.005)
+            # Neighbours, whose bytes are of one number, are dropped independently.
+            self.assertLess(
+                abs(np.corrcoef(dropped[..., 0].ravel(), dropped[..., 1].ravel())[0, 1]), 0.05
+            )
+            np.testing.assert_array_equal(drop(x, seed), dropped)
+            for changed in (drop(x, other), SeededDropout(0.3, "b", dtype=precision)(x, seed)):
+                self.assertTrue((tf.cast(changed, tf.float32).numpy() != dropped).any())
 
     def test_only_rotary_attention_depends_on_the_order_of_the_context(self):
         x, context = np.random.default_rng(0).normal(size=(2, 1, 5, 8)).astype(np.float32)

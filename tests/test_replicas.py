@@ -18,8 +18,9 @@ from myxtts.devicefeed.handover import LookAhead
 from myxtts.devicefeed.routes import Route
 from myxtts.placement.replicas import Replicas, make_replicas
 from myxtts.report.metrics import read_metrics
+from myxtts.run.optimizer import make_optimizer
 from myxtts.run.schedule import ConstantRates
-from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.state import TrainingState
 from myxtts.run.step import Step
 from myxtts.tasks.asr import network as recogniser
 from myxtts.tasks.tts.network import build_xtts

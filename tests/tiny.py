@@ -30,9 +30,10 @@ from myxtts.commands import train
 from myxtts.devicefeed.producer import ProducedBatch
 from myxtts.devicefeed.routes import Route
 from myxtts.placement.replicas import Replicas, make_replicas
+from myxtts.run.optimizer import make_optimizer
 from myxtts.run.saving import Checkpoints
 from myxtts.run.schedule import ConstantRates
-from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.state import TrainingState
 from myxtts.run.step import Step
 from myxtts.tasks import loading
 from myxtts.tasks.evaluation.held_out import Utterance

@@ -1,6 +1,6 @@
 """Operations that give the same numbers, in the same way, on CPUs and GPUs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from zlib import crc32
@@ -12,6 +12,8 @@ from myxtts.base import tf_internals
 # A tenth more work for a sentence of 4 s, and 16 shapes for all sentences below 12 s.
 FRAMES_GRID = 64
 HOST_SCOPE = "on_host"
+# 64 bytes of float32: TensorFlow takes whole rows out of a tensor without a copy.
+ROW_VALUES = 16
 
 
 @contextmanager
@@ -36,16 +38,30 @@ def fold_in(seed, name: str):
         return tf.random.experimental.stateless_fold_in(seed, crc32(name.encode()) & 0x7FFFFFFF)
 
 
-def stateless_uniform(shape, seed, low=0.0, high=1.0, dtype=tf.float32):
+def stateless_uniform(shape, seed, low=0.0, high=1.0):
     """Return the numbers of `tf.random.stateless_uniform`, by the kernel that it had before.
 
     That one takes the seed from the host's memory. The newer one takes a key and a counter from the
     GPU's: two copies in each draw, which wait for all that is queued on the GPU.
     """
-    uniform = tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
+    uniform = tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=tf.float32)
     if (low, high) == (0.0, 1.0):
         return uniform
     return uniform * (high - low) + low
+
+
+def stateless_bytes(like, seed):
+    """Return uniform uint8 in the shape of a tensor, whose last dimension is known.
+
+    Four of them take one random number, which costs a CPU more than all else in a dropout.
+    """
+    outer, channels = tf.shape(like)[:-1], like.shape[-1]
+    words = -(-channels // 4)
+    numbers = tf.raw_ops.StatelessRandomUniformFullInt(
+        shape=tf.concat([outer, [words]], axis=0), seed=seed, dtype=tf.int32
+    )
+    shape = tf.concat([outer, [4 * words]], axis=0)
+    return tf.reshape(tf.bitcast(numbers, tf.uint8), shape)[..., :channels]
 
 
 def stateless_normal(shape, seed):
@@ -76,6 +92,45 @@ def float32_matmul(a, b, **transposed):
         return tf.matmul(a, b, **transposed)
     product = tf.matmul(tf.cast(a, tf.float64), tf.cast(b, tf.float64), **transposed)
     return tf.cast(product, tf.float32)
+
+
+def packed_on_gpu(tensors) -> tuple[list, Callable[[Sequence], list]]:
+    """Return float32 tensors as one if we are on a GPU, and a function that takes it apart again.
+
+    For operations that treat every element alike. Small tensors take a GPU less time than a launch,
+    of which there is then one instead of one for each. A CPU has them in its caches, and keeps them
+    apart.
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if tf_internals.device_type_in_scope() != "GPU":
+        return tensors, list
+    counts = [tensor.shape.num_elements() for tensor in tensors]
+    rows = [-(-count // ROW_VALUES) for count in counts]
+    parts = []
+    for tensor, count, filled in zip(tensors, counts, rows, strict=True):
+        parts += [tf.reshape(tensor, [-1]), tf.zeros([filled * ROW_VALUES - count])]
+
+    def unpack(packed):
+        flat = [tf.reshape(x, [-1]) for x in tf.split(packed[0], rows)]
+        return [
+            tf.reshape(x[:count] if count % ROW_VALUES else x, tensor.shape)
+            for x, count, tensor in zip(flat, counts, tensors, strict=True)
+        ]
+
+    return [tf.reshape(tf.concat(parts, axis=0), [-1, ROW_VALUES])], unpack
+
+
+def assign_elementwise(function: Callable[..., tuple], lists, further=()) -> None:
+    """Set each variable of some lists by a function of single elements, on a GPU all at once.
+
+    It takes the tensors at one place of `lists` and of `further` lists, and returns a tuple of the
+    new values at that place of `lists`; see `packed_on_gpu`.
+    """
+    packed, unpack = zip(*map(packed_on_gpu, (*lists, *further)), strict=True)
+    results = zip(*(function(*tensors) for tensors in zip(*packed, strict=True)), strict=True)
+    for variables, values, unpack_values in zip(lists, results, unpack, strict=False):
+        for variable, value in zip(variables, unpack_values(values), strict=True):
+            variable.assign(value)
 
 
 def grid_padding(frames):

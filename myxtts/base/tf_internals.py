@@ -90,12 +90,36 @@ def device_memory_mib(name: str) -> float:
     raise LookupError(f"TensorFlow has no device {name}")
 
 
-class AdamWOnReducedGradients(keras.optimizers.AdamW):
-    """AdamW on gradients that are already summed over the replicas.
+class OptimizerOfSums(keras.optimizers.AdamW):
+    """AdamW on gradients that are already summed over the replicas, for many variables in one call.
 
-    The sum is needed earlier, for clipping by its norm. Overrides a private method because Keras
-    optimizers have no public way to skip their own all-reduce.
+    The sum is needed earlier, for clipping by its norm. Overrides private methods because Keras
+    optimizers have no public way to skip their own all-reduce, and update variable by variable.
     """
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        return grads_and_vars
+    def update(self, rate, decay, weights, momenta, velocities, gradients) -> None:
+        """Update lists of variables on one replica by a learning rate and a weight decay."""
+        raise NotImplementedError
+
+    def _apply_weight_decay(self, variables):
+        """Do nothing: `update` does."""
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        def update(_, *arguments):
+            self.update(*arguments)
+
+        def update_all(strategy, gradients, rate):
+            pairs = list(zip(trainable_variables, gradients, strict=True))
+            for decays in (True, False):
+                chosen = [pair for pair in pairs if self._use_weight_decay(pair[0]) == decays]
+                if chosen:
+                    weights, gradients = zip(*chosen, strict=True)
+                    places = [self._get_variable_index(weight) for weight in weights]
+                    moments = [[m[i] for i in places] for m in (self._momentums, self._velocities)]
+                    variables = [[v.value for v in each] for each in (weights, *moments)]
+                    arguments = rate, self.weight_decay * decays, *variables, gradients
+                    strategy.extended.update(variables[0][0], update, arguments, group=False)
+
+        tf.__internal__.distribute.interim.maybe_merge_call(
+            update_all, self._distribution_strategy, list(grads), learning_rate
+        )

@@ -43,10 +43,11 @@ from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.settings import named_gpus, plan_routes
 from myxtts.run import schedule
 from myxtts.run.memory import MemoryForecast, check_memory, forecast_memory
+from myxtts.run.optimizer import make_optimizer
 from myxtts.run.saving import restore
 from myxtts.run.schedule import Schedule
 from myxtts.run.start import NO_TEXTS, Start, first_shares
-from myxtts.run.state import TrainingState, make_optimizer
+from myxtts.run.state import TrainingState
 from myxtts.run.step import Step
 from myxtts.run.warm_start import Pretrained, load_pretrained
 from myxtts.tasks.base import Task

@@ -14,13 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.progress import Observation, Position
-from myxtts.base.tf_internals import AdamWOnReducedGradients
 from myxtts.batches.plan import PlannedStep
 from myxtts.checkpoints.files import AVERAGES, MODEL, OPTIMIZER
 from myxtts.devicefeed.audit import require_device
 from myxtts.placement.replicas import Replicas
-
-UNDECAYED = ["bias", "gamma", "beta", "embeddings"]  # without the names of their layers
 
 
 class TrainingState:
@@ -135,17 +132,3 @@ class TrainingState:
         array = np.asarray(tf.raw_ops.ReadVariableOp(resource=local.handle, dtype=local.dtype))
         array.flags.writeable = False
         return array
-
-
-def make_optimizer(weight_decay: float, precision: str) -> keras.optimizers.Optimizer:
-    """Return AdamW (Loshchilov & Hutter 2019) for summed gradients; scaled in mixed_float16."""
-    # Names are fixed because checkpoints use them: Keras' default names count the optimizers of a
-    # process. Each step sets the learning rate. With a beta_2 of 0.99 the second moment follows
-    # within 100 steps, which short runs need. Adam's default of 0.999 takes 1,000.
-    optimizer = AdamWOnReducedGradients(
-        1e-3, weight_decay=weight_decay, beta_1=0.9, beta_2=0.99, name="adamw"
-    )
-    optimizer.exclude_from_weight_decay(var_names=UNDECAYED)
-    if precision == "mixed_float16":
-        return keras.optimizers.LossScaleOptimizer(optimizer, name="scaled")
-    return optimizer

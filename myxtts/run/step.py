@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from myxtts.base.portable_ops import assign_elementwise, packed_on_gpu
 from myxtts.devicefeed.audit import require_device
 from myxtts.devicefeed.contract import Batch, tensor_specs
 from myxtts.devicefeed.handover import HandOver
+from myxtts.run.optimizer import is_scaled, unscaled
 from myxtts.run.schedule import Rates
 from myxtts.run.state import TrainingState
 from myxtts.tasks.layers import loss_names
@@ -254,9 +255,11 @@ class Step:
                 self._idle_s.assign_add(tf.reduce_max(ready_s) - ready_s)
         outcome, is_finite, *skipped = (result[0] for result in results)
 
+        def followed(average, variable):
+            return (average - (1.0 - ema_decay) * (average - variable),)
+
         def follow(_, averages, variables):
-            for average, variable in zip(averages, variables, strict=True):
-                average.assign_sub((1.0 - ema_decay) * (average - variable))
+            assign_elementwise(followed, (averages,), (variables,))
 
         # There are no averages, or one of each trained variable.
         if state.averages:
@@ -356,9 +359,11 @@ class Step:
         scale = 1.0
         if is_scaled(optimizer):
             scale = tf.identity(optimizer.dynamic_scale.value)
-        norm = tf.linalg.global_norm(gradients)
+        packed, unpack = packed_on_gpu(gradients)
+        norm = tf.linalg.global_norm(packed)
         if self._clip:
-            gradients, _ = tf.clip_by_global_norm(gradients, self._clip * scale, use_norm=norm)
+            packed, _ = tf.clip_by_global_norm(packed, self._clip * scale, use_norm=norm)
+            gradients = unpack(packed)
         is_skipped = ~optimizer.check_finite(gradients) if is_scaled(optimizer) else False
         optimizer.apply(gradients, self._state.trained)
         return norm, scale, is_skipped
@@ -418,13 +423,3 @@ class Controls:
         """Count a step, with the number of steps done that it returned."""
         self.steps_done += 1
         self._steps_done_on_device = steps_done
-
-
-def is_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the optimizer scales the loss, as mixed_float16 needs it."""
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return the optimizer inside a loss scale, or the optimizer itself."""
-    return optimizer.inner_optimizer if is_scaled(optimizer) else optimizer

@@ -46,11 +46,11 @@ from myxtts.extras.jobs import merge
 from myxtts.extras.jobs.mean import normalised, weighted_mean
 from myxtts.extras.jobs.merge import newest_average
 from myxtts.run.hooks import StepEnd
+from myxtts.run.optimizer import unscaled
 from myxtts.run.saving import Checkpoints, write_state
 from myxtts.run.schedule import due_parts, periods_of
 from myxtts.run.setup import TrainingSetup
 from myxtts.run.state import TrainingState
-from myxtts.run.step import unscaled
 from myxtts.run.stop_request import StopRequest, stop_on_signals
 
 POLL_S = 0.2

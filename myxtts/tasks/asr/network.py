@@ -64,7 +64,7 @@ class ASRModel(keras.Model):
         ]
         names = [f"{encoder}_{i}" for i in range(size.blocks)]
         self.blocks = [ENCODERS[encoder](size, dropout, name=name) for name in names]
-        self.out_norm = keras.layers.LayerNormalization(name="out_norm")
+        self.out_norm = layers.LayerNormalization(name="out_norm")
         self.out = layers.Dense(symbols, name="out")
 
     def vocabulary_variables(self) -> dict[str, tuple[str, int]]:
@@ -121,7 +121,7 @@ class LMUBlock(layers.CompositeLayer):
 
     def __init__(self, size: ASRSize, dropout: float, **kwargs):
         super().__init__(**kwargs)
-        self.norm = keras.layers.LayerNormalization(name="norm")
+        self.norm = layers.LayerNormalization(name="norm")
         self.write = layers.Dense(2 * size.memory, use_bias=False, name="write")
         self.past = LegendreMemory(size.order, WINDOW_FRAMES, name="past")
         self.future = LegendreMemory(size.order, WINDOW_FRAMES, backward=True, name="future")
@@ -148,7 +148,7 @@ class GRUBlock(keras.layers.Layer):
     def __init__(self, size: ASRSize, dropout: float, **kwargs):
         super().__init__(**kwargs)
         self.units = gru_units(size)
-        self.norm = keras.layers.LayerNormalization(name="norm")
+        self.norm = layers.LayerNormalization(name="norm")
         self.write = layers.Dense(6 * self.units, name="write")
         self.dropout = layers.SeededDropout(dropout, seed_name=self.name, name="dropout")
         self.out = layers.Dense(size.channels, name="out")

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from myxtts.base.portable_ops import indices
-from myxtts.tasks.layers import CompositeLayer, Dense, Embedding
+from myxtts.tasks.layers import CompositeLayer, Dense, Embedding, LayerNormalization
 
 CHANNELS = 96
 # The encoder of frames sees 3 of them. With 9, times of phonemes were 4 to 12 ms late, and neither
@@ -34,7 +34,7 @@ class Aligner(CompositeLayer):
         options = {"activation": "silu", "dtype": "float32"}
         self.conv = layers.Conv1D(CHANNELS, KERNEL_SIZE, padding="same", name="conv", **options)
         self.hidden = Dense(CHANNELS, name="hidden", **options)
-        self.norm = layers.LayerNormalization(name="norm", dtype="float32")
+        self.norm = LayerNormalization(name="norm", dtype="float32")
         self.out = Dense(CHANNELS, name="out", dtype="float32")
         self.symbol_embedding = Embedding(symbols, CHANNELS, name="symbols", dtype="float32")
 

@@ -33,7 +33,14 @@ from myxtts.audio.format import (
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
 from myxtts.base.portable_ops import fold_in, stateless_normal
-from myxtts.tasks.layers import CompositeLayer, Dense, build_network, mean_of_rows, sum_over
+from myxtts.tasks.layers import (
+    CompositeLayer,
+    Dense,
+    LayerNormalization,
+    build_network,
+    mean_of_rows,
+    sum_over,
+)
 from myxtts.tasks.vocoder.contract import CONTEXT_FRAMES, TAUGHT_VOCODER_FEATURES, VOCODER_FEATURES
 
 # Window of the filters, half that of the mel: they change more often than the mel.
@@ -101,7 +108,7 @@ class Vocoder(keras.Model):
         self.magnitude_in = Dense(size.channels, name="magnitude_in")
         self.source_in = Dense(size.channels, name="source_in")
         self.blocks = [FilterBlock(size.channels, name=f"block_{i}") for i in range(size.blocks)]
-        self.out_norm = layers.LayerNormalization(name="out_norm")
+        self.out_norm = LayerNormalization(name="out_norm")
         small = keras.initializers.RandomNormal(stddev=0.002)
         self.filters = Dense(4 * FILTERS_PER_FRAME * BINS, kernel_initializer=small, name="filters")
         self.mel_head = MelHead(size.pitch_channels, name="mel_head") if refine_mel else None
@@ -237,7 +244,7 @@ class FilterBlock(CompositeLayer):
     def __init__(self, channels: int, **kwargs):
         super().__init__(**kwargs)
         self.conv = layers.Conv1D(channels, KERNEL_SIZE, padding="same", name="conv")
-        self.norm = layers.LayerNormalization(name="norm")
+        self.norm = LayerNormalization(name="norm")
         self.expand = Dense(2 * channels, activation="gelu", name="expand")
         small = keras.initializers.RandomNormal(stddev=0.02)
         self.out = Dense(channels, kernel_initializer=small, name="out")
@@ -255,7 +262,7 @@ class MelHead(CompositeLayer):
         super().__init__(autocast=False, **kwargs)
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
         self.blocks = [FilterBlock(channels, name=f"block_{i}") for i in range(MEL_BLOCKS)]
-        self.out_norm = layers.LayerNormalization(name="out_norm")
+        self.out_norm = LayerNormalization(name="out_norm")
         self.out = Dense(mel_bands(), kernel_initializer="zeros", name="out")
 
     def call(self, mel):
@@ -277,13 +284,13 @@ class PitchHead(CompositeLayer):
         # bfloat16 would round away most of the fluctuation.
         super().__init__(autocast=False, **kwargs)
         self.conv_in = layers.Conv1D(channels, 5, padding="same", name="conv_in")
-        self.norms = [layers.LayerNormalization(name=f"norm_{i}") for i in range(blocks)]
+        self.norms = [LayerNormalization(name=f"norm_{i}") for i in range(blocks)]
         self.convs = [
             layers.Conv1D(channels, 3, padding="same", activation="gelu", name=f"conv_{i}")
             for i in range(blocks)
         ]
         self.outs = [Dense(channels, name=f"out_{i}") for i in range(blocks)]
-        self.out_norm = layers.LayerNormalization(name="out_norm")
+        self.out_norm = LayerNormalization(name="out_norm")
         self.out = Dense(PITCH_BINS + 3, name="out")
 
     def call(self, mel):

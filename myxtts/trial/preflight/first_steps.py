@@ -29,11 +29,12 @@ from myxtts.devicefeed.times import Span, Timeline
 from myxtts.run.description import describe_batch, out_of_memory
 from myxtts.run.memory import MemoryForecast
 from myxtts.run.observation import Snapshot, make_validation
+from myxtts.run.optimizer import is_scaled
 from myxtts.run.schedule import ConstantRates, Schedule
 from myxtts.run.setup import OpenRun, RunCorpora, TrainingSetup
 from myxtts.run.shares import forget_peaks
 from myxtts.run.state import TrainingState
-from myxtts.run.step import Step, is_scaled
+from myxtts.run.step import Step
 from myxtts.tasks.contract import empty_batch
 from myxtts.tasks.layers import parameter_count
 from myxtts.trial.preflight.checks import Check, recommended, required

@@ -1,6 +1,7 @@
 """The voices in `voices/`: what index.json says of them is true, and each one speaks."""
 
 import json
+import re
 import subprocess
 import sys
 import unittest
@@ -10,6 +11,7 @@ import numpy as np
 import soundfile
 
 from myxtts.base.published import CHECKSUMS, file_digest
+from myxtts.text.normalisers import LIBRARIES
 from tests.fixtures import DEADLINE_S, FolderCase
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +56,14 @@ class ShippedVoicesTest(FolderCase):
 
     def test_the_wheel_is_small(self):
         self.assertLess(sum(path.stat().st_size for path in VOICES.rglob("*")), MAX_BYTES)
+
+    def test_the_wheel_requires_what_reads_the_texts_of_its_voices(self):
+        project = (ROOT / "voices/pyproject.toml").read_text("utf-8")
+        (required,) = re.findall(r"^dependencies = (\[.*\])$", project, re.MULTILINE)
+        languages = {code for entry in self.index.values() for code in entry["languages"]}
+        codes = {language.split("-")[0] for language in languages} & LIBRARIES.keys()
+        needed = {LIBRARIES[code].requirement for code in codes}
+        self.assertEqual(set(json.loads(required)), needed)
 
     def test_each_speaks_without_tensorflow(self):
         for name, entry in self.index.items():

@@ -17,7 +17,6 @@ from myxtts.extras.export import export, player_files
 from myxtts.extras.export import export_command as export_model
 from myxtts.speak import chunks as spoken_text
 from myxtts.speak.chunks import voice_inputs
-from myxtts.tasks.vocoder import network as vocoder
 from myxtts.tasks.vocoder.network import PITCH_BINS
 from tests import tiny_vocoder
 from tests.fixtures import make_record, reported
@@ -67,11 +66,7 @@ def _write(folder: Path, network, **record) -> None:
 @contextmanager
 def small_networks() -> Iterator[None]:
     """Build networks as those of the runs; each projection of a vocoder takes a second to trace."""
-    with (
-        small_models(ONE_BLOCK),
-        tiny_vocoder.small_vocoders(),
-        mock.patch.object(vocoder, "PROJECTIONS", 2),
-    ):
+    with small_models(ONE_BLOCK), tiny_vocoder.small_vocoders():
         yield
 
 

@@ -21,6 +21,7 @@ from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
 from myxtts.audio.mel import SILENCE, log_mel
 from myxtts.audio.pitch import f0
 from myxtts.audio.spectral import inverse_short_time_spectrum, magnitude, short_time_spectrum
+from myxtts.audio.vocoder import vocode
 from myxtts.config.schema import Config, ModelConfig, VocoderConfig
 from myxtts.devicefeed.contract import check_batch, tensor_specs
 from myxtts.devicefeed.producer import trace_produce
@@ -28,6 +29,7 @@ from myxtts.report.metrics import read_metrics
 from myxtts.run.description import segment_exceeds_utterances_warning
 from myxtts.tasks.base import Examples
 from myxtts.tasks.registry import task_of
+from myxtts.tasks.vocoder import network as vocoder_network
 from myxtts.tasks.vocoder.contract import CONTEXT_FRAMES, VOCODER_FEATURES
 from myxtts.tasks.vocoder.features import vocoder_extractor
 from myxtts.tasks.vocoder.network import Vocoder, mel_and_spectrum, project
@@ -316,6 +318,28 @@ class Synthesis(unittest.TestCase):
             kinds = sorted(path.name.partition(".")[2] for path in files)
         expected = 2 * ["png", "recording.wav", "vocoder.wav", "griffin-lim.wav"]
         self.assertEqual(kinds, sorted(expected))
+
+    def test_a_voice_is_projected_once_as_in_training_and_a_recording_twelve_times(self):
+        mel, network = vocoder_features((40,))["mel"], vocoder()
+        with tf.device(MODEL), mock.patch.object(vocoder_network, "project", side_effect=project):
+            for function, expected in ((network.synthesize, 1), (network.copy, 12)):
+                vocoder_network.project.reset_mock()
+                function.python_function(tf.constant(mel), tf.constant([0, 0]))
+                self.assertEqual(vocoder_network.project.call_count, expected)
+
+    def test_recorded_mels_are_copied_by_vocoders_that_can(self):
+        def waves_of(**functions):
+            named = SimpleNamespace(
+                **{
+                    name: lambda mel, _, at=at: tf.fill([1, 4], at)
+                    for name, at in functions.items()
+                }
+            )
+            rows = np.zeros((1, 2, 80), np.float32), [2]
+            return [vocode(named, *rows, recorded=recorded)[0][0] for recorded in (False, True)]
+
+        self.assertEqual(waves_of(synthesize=1.0, copy=2.0), [1.0, 2.0])
+        self.assertEqual(waves_of(synthesize=1.0), [1.0, 1.0])
 
     def test_noise_is_a_function_of_the_seed(self):
         mel = vocoder_features((40,))["mel"]

@@ -58,6 +58,8 @@ class NetworkVocoder:
         self.metadata = metadata
         self.variables = list(network.synthesize.get_concrete_function().variables)
         self.synthesize = network.synthesize
+        # Of log-mels of recordings, if it differs.
+        self.copy = getattr(network, "copy", network.synthesize)
 
 
 class OnnxVocoder:
@@ -110,16 +112,25 @@ class OnnxVocoder:
 
 
 def vocode(
-    vocoder: VocoderProtocol, log_mel, frames, seed: tuple[int, int] = (0, 0)
+    vocoder: VocoderProtocol,
+    log_mel,
+    frames,
+    seed: tuple[int, int] = (0, 0),
+    recorded: bool = False,
 ) -> list[np.ndarray]:
     """Return the waves of a batch of mels [batch, frames, 80] of `frames` int32 [batch].
+
+    The mels are of a voice, or `recorded`: a vocoder may have another way, `copy`, for these.
 
     Each row, float32 [frames * 256], is computed alone, without its padding, so padding changes no
     sample. All have the same seed.
     """
     rows = zip(np.asarray(log_mel), np.asarray(frames), strict=True)
     seed_of_rows = np.array(seed, np.int32)
-    waves = (vocoder.synthesize(row[None, :length], seed_of_rows) for row, length in rows)
+    synthesize = vocoder.synthesize
+    if recorded:
+        synthesize = getattr(vocoder, "copy", synthesize)
+    waves = (synthesize(row[None, :length], seed_of_rows) for row, length in rows)
     return [wave.numpy()[0] for wave in waves]
 
 

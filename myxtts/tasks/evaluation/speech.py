@@ -38,13 +38,14 @@ def vocode_mels(
     device: str,
     seed: tuple[int, int] = (0, 0),
     throttle: Throttle = no_throttle,
+    recorded: bool = False,
 ) -> list[np.ndarray]:
-    """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80]."""
+    """Return the waves of log-mels, float32 [frames * 256] for each [frames, 80]; see `vocode`."""
     waves: list[np.ndarray] = []
     with tf.device(device):
         for mel in mels:
             throttle()
-            waves += vocode(vocoder, tf.constant(mel[None]), [len(mel)], seed)
+            waves += vocode(vocoder, tf.constant(mel[None]), [len(mel)], seed, recorded)
     return waves
 
 

@@ -141,7 +141,8 @@ class TTSEvaluator:
         copies = {}
         for suffix, vocoder in vocoders.items():
             name = f"copy_synthesis{suffix}"
-            self._fixed[name] = column = self.column(speech.vocode_mels(vocoder, mels, device))
+            copied = speech.vocode_mels(vocoder, mels, device, recorded=True)
+            self._fixed[name] = column = self.column(copied)
             measured = metrics.measure_copies(self.recorded, column.features, options.perceptual)
             copies[name] = [measured]
         common = metrics.with_common_scores(copies)

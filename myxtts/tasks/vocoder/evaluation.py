@@ -116,7 +116,7 @@ class VocoderEvaluator:
         griffin_lim = GriffinLim()
         # The first call traces, which takes seconds, and would count in the real-time factor.
         for traced in (griffin_lim, vocoder):
-            speech.vocode_mels(traced, self._mels[:1], device)
+            speech.vocode_mels(traced, self._mels[:1], device, recorded=True)
         own = metrics.measure_copies(self._rounded, self._rounded, options.perceptual)
         self._fixed = {
             "griffin_lim": self._copies_by(griffin_lim, no_throttle),
@@ -163,7 +163,7 @@ class VocoderEvaluator:
             for mel in self._mels:
                 throttle()
                 started_s = time.perf_counter()
-                copies += speech.vocode_mels(vocoder, [mel], device, (seed, 0))
+                copies += speech.vocode_mels(vocoder, [mel], device, (seed, 0), recorded=True)
                 elapsed_s = time.perf_counter() - started_s
                 factors.append(elapsed_s * sample_rate_hz() / len(copies[-1]))
             copied = speech.features_in_16_bits(copies, device, throttle)

@@ -123,12 +123,12 @@ class VocoderSampler(Sampler):
         ]
 
     def trace(self) -> None:
-        self._network.synthesize.get_concrete_function()
+        self._network.copy.get_concrete_function()
         self._log_mel.get_concrete_function()
 
     def write(self, step: int, folder: Path) -> None:
         for name, mel, recording, griffin_lim in self._rows:
-            vocoded = self._network.synthesize(mel[None], self._seed).numpy()[0]
+            vocoded = self._network.copy(mel[None], self._seed).numpy()[0]
             waves = {"recording": recording, "vocoder": vocoded, "griffin-lim": griffin_lim}
             log_mels = {}
             for kind, wave in waves.items():

@@ -137,7 +137,7 @@ class ServerTest(unittest.TestCase):
             np.testing.assert_allclose(pcm / 32768, expected, atol=1e-4)
             self.assertFalse(page.is_visible("#file"))
             keep_screenshot(page, "page")
-            page.fill("#text", "①")
+            page.fill("#text", "☃")
             page.click("#speak")
             page.wait_for_selector("#status.error")
             keep_screenshot(page, "page-error")

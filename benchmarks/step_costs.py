@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -51,7 +52,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.measure:
         measure = {"times": measure_times, "launches": take_steps}[options.measure]
-        print(json.dumps(measure(options)))
+        with open_steps(options) as steps:
+            figures = measure(steps, options)
+        print(json.dumps(figures))
         return 0
     for task in options.tasks:
         for size in options.sizes:
@@ -72,8 +75,9 @@ def run(arguments: list[str], before: Iterable[str] = ()) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def make_step(options: argparse.Namespace):
-    """Return the state of a new run on one device, its step, and a batch of medium length."""
+@contextmanager
+def open_steps(options: argparse.Namespace) -> Iterator["Steps"]:
+    """Open a new run on one device; yield its step, on a batch of medium length."""
     from benchmarks._speed import medium_batch
     from myxtts.checkpoints.run_folder import RunFolder
     from myxtts.config.load import load
@@ -83,22 +87,22 @@ def make_step(options: argparse.Namespace):
     given = {"task": options.tasks[0], "model_size": options.sizes[0], "run": "costs"}
     given |= {"train_data": options.train_data, "batch_size": options.batch_size}
     config = load(None, given | {"validate_every": 0, "sample_every": 0})
-    folder = Path(tempfile.mkdtemp(prefix="myxtts-costs-"))
-    opened = open_run(resolve_start(config, RunFolder(folder))).__enter__()
-    setup = opened.set_up(opened.read_corpora())
-    route = opened.placement.routes[0]
-    features = medium_batch(config, setup.corpora.training, route, folder).features
-    step = setup.make_step()
-    return setup.state, step, step.hand_over([features])
+    with tempfile.TemporaryDirectory(prefix="myxtts-costs-") as name:
+        folder = Path(name)
+        with open_run(resolve_start(config, RunFolder(folder))) as opened:
+            setup = opened.set_up(opened.read_corpora())
+            route = opened.placement.routes[0]
+            features = medium_batch(config, setup.corpora.training, route, folder).features
+            yield Steps(setup.state, setup.make_step(), features)
 
 
 class Steps:
     """Steps on the same batch, each of which waits for its device."""
 
-    def __init__(self, options: argparse.Namespace):
+    def __init__(self, state, step, features):
         from myxtts.run.schedule import ConstantRates
 
-        self.state, self.step, self.batches = make_step(options)
+        self.state, self.step, self.batches = state, step, step.hand_over([features])
         self._rates, self._number = ConstantRates(1e-6, 0.999), 0
 
     def __call__(self, count: int) -> list[float]:
@@ -112,13 +116,12 @@ class Steps:
         return seconds
 
 
-def measure_times(options: argparse.Namespace) -> dict:
+def measure_times(steps: Steps, options: argparse.Namespace) -> dict:
     """Return the figures of one network, without counting launches."""
     import tensorflow as tf
 
     from benchmarks._flops import step_bytes, step_flops
 
-    steps = Steps(options)
     steps(5)
     before_s = time.process_time()
     seconds = steps(options.steps)
@@ -208,24 +211,20 @@ def print_times(name: str, figures: dict, shown: int) -> None:
     step_s, flops, moved = figures["step_s"], figures["flops"], figures["bytes"]
     by_products_s = flops / figures["product_flops_per_s"]
     by_memory_s = moved / figures["memory_bytes_per_s"]
-    print(f"\n{name}: {1e3 * step_s:.1f} ms a step, {1e3 * figures['processor_s']:.0f} ms of")
-    print(f"  processor time, {figures['operations']:,.0f} operations")
-    print(f"  products   {flops / 1e9:.2f} GFLOP; at {figures['product_flops_per_s'] / 1e9:.0f}")
-    print(
-        f"             GFLOP/s they take {1e3 * by_products_s:.1f} ms, {by_products_s / step_s:.0%}"
-    )
-    print(f"  memory     {moved / 2**20:.0f} MiB; at {figures['memory_bytes_per_s'] / 2**30:.1f}")
-    print(f"             GiB/s they take {1e3 * by_memory_s:.1f} ms, {by_memory_s / step_s:.0%}")
+    gflops, gib = figures["product_flops_per_s"] / 1e9, figures["memory_bytes_per_s"] / 2**30
+    print(f"\n{name}: {1e3 * step_s:.1f} ms a step, {figures['operations']:,.0f} operations")
+    print(f"  processor  {1e3 * figures['processor_s']:.0f} ms")
+    print(f"  products   {by_products_s / step_s:.0%}: {flops / 1e9:.2f} GFLOP at {gflops:.0f}/s")
+    print(f"  memory     {by_memory_s / step_s:.0%}: {moved / 2**20:.0f} MiB at {gib:.1f} GiB/s")
     print(f"  attributed {figures['attributed']:.0%} of the time of a traced step:")
     for kind, share in list(figures["share"].items())[:shown]:
         print(f"    {share:6.1%}  {kind.removeprefix('_Mkl').removeprefix('Native')}")
 
 
-def take_steps(options: argparse.Namespace) -> dict:
+def take_steps(steps: Steps, options: argparse.Namespace) -> dict:
     """Take steps in this process, which has a virtual GPU; return nothing of interest."""
     import tensorflow as tf
 
-    steps = Steps(options)
     model = steps.state.model
     if options.tasks[0] == "tts":
         # In place of what XLA compiles: results of the same shape, by two kernels.

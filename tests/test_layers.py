@@ -28,13 +28,13 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1955,
+    "base": 1961,
     "config": 1716,
     "audio": 1716,
     "text": 1749,
     "distributed": 863,
     "corpus": 2182,
-    "placement": 1147,
+    "placement": 1144,
     "speak": 736,
     "batches": 1511,
     "checkpoints": 968,

@@ -98,16 +98,7 @@ class LayerNormalizationTest(unittest.TestCase):
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 y = layer(3.0 * x + 1.0)
-            watched = [x, *layer.trainable_variables]
-            results.append(
-                [
-                    y,
-                    *tape.gradient(
-                        y,
-                        [v.value if v is not x else v for v in watched],
-                        output_gradients=upstream,
-                    ),
-                ]
-            )
+            sources = [x, *(v.value for v in layer.trainable_variables)]
+            results.append([y, *tape.gradient(y, sources, output_gradients=upstream)])
         for own, of_keras in zip(*reversed(results), strict=True):
             np.testing.assert_allclose(own, of_keras, rtol=1e-4, atol=1e-5)

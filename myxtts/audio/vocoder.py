@@ -49,7 +49,7 @@ LoadVocoder = Callable[[], VocoderProtocol]
 
 
 class NetworkVocoder:
-    """A trained network with a compiled method `synthesize` as a vocoder; see `VocoderProtocol`."""
+    """A trained network as a vocoder, with its compiled `synthesize` and `copy`; see `vocode`."""
 
     def __init__(self, network: Any, description: str, metadata: dict[str, Any]):
         # A tf.function holds no reference to the object that it is a method of.
@@ -57,9 +57,7 @@ class NetworkVocoder:
         self.description = description
         self.metadata = metadata
         self.variables = list(network.synthesize.get_concrete_function().variables)
-        self.synthesize = network.synthesize
-        # Of log-mels of recordings, if it differs.
-        self.copy = getattr(network, "copy", network.synthesize)
+        self.synthesize, self.copy = network.synthesize, network.copy
 
 
 class OnnxVocoder:

@@ -94,8 +94,26 @@ def float32_matmul(a, b, **transposed):
     return tf.cast(product, tf.float32)
 
 
+def packed(tensors) -> tuple[tf.Tensor, Callable[[tf.Tensor], list]]:
+    """Return float32 tensors of known shapes as one, and a function that takes it apart again."""
+    counts = [tensor.shape.num_elements() for tensor in tensors]
+    rows = [-(-count // ROW_VALUES) for count in counts]
+    parts = []
+    for tensor, count, filled in zip(tensors, counts, rows, strict=True):
+        parts += [tf.reshape(tensor, [-1]), tf.zeros([filled * ROW_VALUES - count])]
+
+    def unpack(packed):
+        flat = [tf.reshape(x, [-1]) for x in tf.split(packed, rows)]
+        return [
+            tf.reshape(x[:count] if count % ROW_VALUES else x, tensor.shape)
+            for x, count, tensor in zip(flat, counts, tensors, strict=True)
+        ]
+
+    return tf.reshape(tf.concat(parts, axis=0), [-1, ROW_VALUES]), unpack
+
+
 def packed_on_gpu(tensors) -> tuple[list, Callable[[Sequence], list]]:
-    """Return float32 tensors as one if we are on a GPU, and a function that takes it apart again.
+    """Do the same as `packed` if we are on a GPU, in a list of one; else return the tensors.
 
     For operations that treat every element alike. Small tensors take a GPU less time than a launch,
     of which there is then one instead of one for each. A CPU has them in its caches, and keeps them
@@ -104,20 +122,8 @@ def packed_on_gpu(tensors) -> tuple[list, Callable[[Sequence], list]]:
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if tf_internals.device_type_in_scope() != "GPU":
         return tensors, list
-    counts = [tensor.shape.num_elements() for tensor in tensors]
-    rows = [-(-count // ROW_VALUES) for count in counts]
-    parts = []
-    for tensor, count, filled in zip(tensors, counts, rows, strict=True):
-        parts += [tf.reshape(tensor, [-1]), tf.zeros([filled * ROW_VALUES - count])]
-
-    def unpack(packed):
-        flat = [tf.reshape(x, [-1]) for x in tf.split(packed[0], rows)]
-        return [
-            tf.reshape(x[:count] if count % ROW_VALUES else x, tensor.shape)
-            for x, count, tensor in zip(flat, counts, tensors, strict=True)
-        ]
-
-    return [tf.reshape(tf.concat(parts, axis=0), [-1, ROW_VALUES])], unpack
+    together, unpack = packed(tensors)
+    return [together], lambda values: unpack(values[0])
 
 
 def assign_elementwise(function: Callable[..., tuple], lists, further=()) -> None:
@@ -126,8 +132,8 @@ def assign_elementwise(function: Callable[..., tuple], lists, further=()) -> Non
     It takes the tensors at one place of `lists` and of `further` lists, and returns a tuple of the
     new values at that place of `lists`; see `packed_on_gpu`.
     """
-    packed, unpack = zip(*map(packed_on_gpu, (*lists, *further)), strict=True)
-    results = zip(*(function(*tensors) for tensors in zip(*packed, strict=True)), strict=True)
+    tensors, unpack = zip(*map(packed_on_gpu, (*lists, *further)), strict=True)
+    results = zip(*(function(*place) for place in zip(*tensors, strict=True)), strict=True)
     for variables, values, unpack_values in zip(lists, results, unpack, strict=False):
         for variable, value in zip(variables, unpack_values(values), strict=True):
             variable.assign(value)

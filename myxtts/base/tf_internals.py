@@ -113,11 +113,11 @@ class OptimizerOfSums(keras.optimizers.AdamW):
             for decays in (True, False):
                 chosen = [pair for pair in pairs if self._use_weight_decay(pair[0]) == decays]
                 if chosen:
-                    weights, gradients = zip(*chosen, strict=True)
+                    weights, of_weights = zip(*chosen, strict=True)
                     places = [self._get_variable_index(weight) for weight in weights]
                     moments = [[m[i] for i in places] for m in (self._momentums, self._velocities)]
                     variables = [[v.value for v in each] for each in (weights, *moments)]
-                    arguments = rate, self.weight_decay * decays, *variables, gradients
+                    arguments = rate, self.weight_decay * decays, *variables, of_weights
                     strategy.extended.update(variables[0][0], update, arguments, group=False)
 
         tf.__internal__.distribute.interim.maybe_merge_call(

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from myxtts.base.portable_ops import packed
 from myxtts.base.tf_internals import has_cuda_gpus
 from myxtts.config.schema import WorkersConfig
 from myxtts.devicefeed.errors import PlacementError
@@ -81,12 +82,8 @@ class Replicas:
         if self.count == 1:
             return list(tensors)
         # One message instead of one for each tensor, as NCCL of several local GPUs has it anyway.
-        total = context.all_reduce(
-            "SUM", tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
-        )
-        shapes = [tensor.shape for tensor in tensors]
-        sums = tf.split(total, [shape.num_elements() for shape in shapes])
-        return [tf.reshape(summed, shape) for summed, shape in zip(sums, shapes, strict=True)]
+        message, unpack = packed(tensors)
+        return unpack(context.all_reduce("SUM", message))
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Return one value for each replica of this process, as an argument of `strategy.run`."""

@@ -369,7 +369,7 @@ def run_in_fork(folder: Path, test: str) -> None:
     # The checkout's own modules are in the parent's path, and some are loaded.
     sys.path[0] = str(folder)
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("fakes", "myxtts", "tests"):
+        if name.partition(".")[0] in FOLDERS:
             del sys.modules[name]
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
     code = 1

@@ -39,7 +39,7 @@ BUDGETS = {
     "batches": 1511,
     "checkpoints": 968,
     "report": 1641,
-    "tasks": 7050,
+    "tasks": 7055,
     "run": 3747,
     "trial": 2952,
     "commands": 890,

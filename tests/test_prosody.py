@@ -116,6 +116,14 @@ class Distribution(unittest.TestCase):
             self.assertAlmostEqual(durations.mean() / average, 1.0, delta=0.05)
         self.assertGreater(durations.std(), 4.0)
 
+    def test_a_padded_token_of_any_outputs_leaves_the_ends_of_its_row_finite(self):
+        # Its deviation is never trained: exp(20^2 / 2) is infinite.
+        of = distribution(std=20.0, pause=(40.0, 11.0, 20.0))
+        drawn = of.sample(1.0, tf.constant([0, 0]), tf.constant([[0]]))
+        for log_duration in (of.average().log_duration, drawn.log_duration):
+            ends = token_ends(log_duration, tf.constant([[0.0]]), 1.0)
+            self.assertEqual(ends.numpy().tolist(), [[0.0]])
+
     def test_variety_is_a_fraction_of_the_deviation_and_a_function_of_the_text(self):
         texts = tf.repeat([[1], [2], [1]], 4000, axis=1)
         of = tf.nest.map_structure(

@@ -127,8 +127,8 @@ class ProsodyDistribution(NamedTuple):
 
         The exponential of the mean logarithm is shorter: by 17 % on a reader.
         """
-        frames = tf.exp(self.mean.log_duration + 0.5 * tf.square(self.std.log_duration))
-        pause_frames = tf.exp(self.pause_mean + 0.5 * tf.square(self.pause_std))
+        frames = _frames_of(self.mean.log_duration + 0.5 * tf.square(self.std.log_duration))
+        pause_frames = _frames_of(self.pause_mean + 0.5 * tf.square(self.pause_std))
         frames += tf.sigmoid(self.pause_logit) * (pause_frames - frames)
         return self.mean._replace(log_duration=tf.math.log(frames))
 
@@ -155,7 +155,7 @@ class ProsodyDistribution(NamedTuple):
         drawn = mean + std * noise("log_duration")
         # Frames between the average and those drawn, whose mean is the average at each variety.
         share = DURATION_VARIETY * variety
-        frames = (1.0 - share) * tf.exp(average.log_duration) + share * tf.exp(drawn)
+        frames = (1.0 - share) * tf.exp(average.log_duration) + share * _frames_of(drawn)
         varied = {
             name: getattr(self.mean, name)
             + variety * getattr(self.std, name) * noise(name, correlation)
@@ -165,6 +165,11 @@ class ProsodyDistribution(NamedTuple):
         highest = tf.maximum(self.highest_pitch, self.mean.pitch)
         varied["pitch"] = tf.clip_by_value(varied["pitch"], lowest, highest)
         return average._replace(log_duration=tf.math.log(frames), **varied)
+
+
+def _frames_of(log_duration):
+    """Return frames, at most MAX_TOKEN_FRAMES: padded tokens, never trained, may have any."""
+    return tf.minimum(tf.exp(log_duration), MAX_TOKEN_FRAMES)
 
 
 def unlikelihood(mean, std, value):

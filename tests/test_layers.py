@@ -28,22 +28,22 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1961,
-    "config": 1716,
+    "base": 1965,
+    "config": 1717,
     "audio": 1716,
-    "text": 1749,
+    "text": 1898,
     "distributed": 863,
     "corpus": 2182,
     "placement": 1144,
-    "speak": 736,
-    "batches": 1511,
-    "checkpoints": 968,
+    "speak": 737,
+    "batches": 1516,
+    "checkpoints": 972,
     "report": 1641,
     "tasks": 7055,
     "run": 3747,
     "trial": 2952,
-    "commands": 890,
-    "extras": 8027,
+    "commands": 891,
+    "extras": 8172,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.
@@ -175,7 +175,7 @@ class LayersTest(unittest.TestCase):
         # LiteRT is needed by nothing that `make test` runs.
         text = (ROOT / "pyproject.toml").read_text("utf-8")
         required = {
-            name.lower() for name in re.findall(r'"([A-Za-z][\w-]*)(?:\[[\w-]+\])?[>=]', text)
+            name.lower() for name in re.findall(r'"([A-Za-z][\w-]*)(?:\[[\w,-]+\])?[>=]', text)
         }
         imported = {name.partition(".")[0] for path in _modules() for name in _imported_names(path)}
         imported -= {*sys.stdlib_module_names, "myxtts"}

@@ -246,7 +246,7 @@ class InCheckpoints(FolderCase):
 
     def test_another_espeak_ng_than_that_of_the_run_is_named_once(self):
         folder = self.run_with()
-        rewrite_state(folder, lambda values: values.update(espeakng_loader="0.0.1"))
+        rewrite_state(folder, lambda values: values.update(frontend_version="0.0.1"))
         frontend = read_record(folder).frontend
         with self.assertLogs("myxtts.text", "WARNING") as logs:
             frontend.symbols("One.", "en")

@@ -65,11 +65,14 @@ def lacking_memory(error: Exception) -> str:
     return line.rstrip(".")
 
 
+OF_PYPI = {"hibari": "hibari-tts"}  # names of packages there, unlike those in Python
+
+
 def check_packages(purpose: str, *packages: str) -> None:
     """Raise ConfigError if packages are missing that a purpose, such as a flag, needs."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"{purpose} needs {' and '.join(missing)}, which this Python does not have. Run: pip"
-            f" install {' '.join(missing)}"
+            f" install {' '.join(OF_PYPI.get(name, name) for name in missing)}"
         )

@@ -8,6 +8,7 @@ installed package adds its own as entry points of `myxtts.GROUP`.
     hooks      make(TrainingSetup, Checkpoints, StopRequest) -> Hook or None; before the feed opens
     stores     open(url) -> Store, or None for a URL that another one opens
     speakers   open(source, voice) -> CorpusSpeaker, or None for a source of another kind
+    frontends  make(options) -> text.readers.Reader; by the name in `text_frontend`
 """
 
 import logging

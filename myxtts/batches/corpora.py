@@ -32,7 +32,7 @@ from myxtts.corpus.layouts import leave_out, read_rows
 from myxtts.corpus.manifest import LengthRule, Manifest, Vocabulary
 from myxtts.corpus.rows import RejectedRow, Row, Rows, RowTuple
 from myxtts.corpus.texts import TeacherRows, read_lines, read_texts, teacher_row_count
-from myxtts.text import espeak, normalisers
+from myxtts.text import normalisers
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of
 
@@ -87,7 +87,7 @@ def load_corpora(
         read_lines(Path(config.teacher.texts))
     needs_text = length_rule is not None
     train_rows, validation_rows, malformed, excluded = _rows_of(config, needs_text)
-    if length_rule and frontend.kind == "phonemes":
+    if length_rule and frontend.reader.has_phonemes:
         both = train_rows.rows, validation_rows.rows
         # Packing has checked its texts.
         written = (rows for rows in both if isinstance(rows, RowTuple))
@@ -98,7 +98,7 @@ def load_corpora(
     train, vocabulary, unusable = build_manifest(
         train_rows, data, length_rule, known, grow=grow, cache=cache, frontend=frontend
     )
-    if length_rule and frontend.kind == "phonemes":
+    if length_rule and frontend.reader.has_phonemes:
         log_frontend(frontend, vocabulary.languages)
     cache = folder / "manifest-validation.npz"
     validation, vocabulary, unusable_validation = build_manifest(
@@ -192,7 +192,12 @@ def teacher_rows_of(
 
 
 def log_frontend(frontend: TextFrontend, languages: Iterable[str]) -> None:
-    """Log what reads the numbers of each language, and the size of the lexicon."""
+    """Log what reads texts, the numbers of each language, and the size of the lexicon."""
+    reader = frontend.reader
+    if not reader.normalises:
+        by = f"{frontend.kind}, {reader.package} {reader.version}, {reader.licence}"
+        log.info("front end      %s; %d words in the lexicon", by, len(frontend.lexicon))
+        return
     parts = [f"{name}: {normalisers.description(name)}" for name in sorted(languages)]
     numbers = f"{frontend.normaliser}, {', '.join(parts)}"
     if frontend.normaliser == "none":
@@ -267,7 +272,7 @@ def ensure_demo_corpus() -> Path:
 
 
 def check_languages(rows: Sequence[Row], frontend: TextFrontend, max_rejected: float) -> None:
-    """Check that espeak-ng speaks the languages of the rows, and that it can read their texts.
+    """Check that the front end knows the languages of the rows, and can read their texts.
 
     The texts must also be in the script of their language. A fraction of up to `max_rejected` may
     have an unknown language or a text that cannot be read: such rows are rejected one by one.
@@ -279,7 +284,7 @@ def check_languages(rows: Sequence[Row], frontend: TextFrontend, max_rejected: f
     for language, spoken in rows_of.items():
         example = f"An example is {spoken[0].audio}: {spoken[0].text[:60]!r}."
         try:
-            espeak.shared().check_language(language)
+            frontend.reader.check_language(language)
         except DataError as error:
             if len(spoken) > max_rejected * len(rows):
                 found = f"{len(spoken)} of {len(rows)} rows have this language."

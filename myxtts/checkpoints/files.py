@@ -24,10 +24,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
@@ -64,6 +64,10 @@ class Best(NamedTuple):
 
     step: int
     value: float
+
+
+# The second is that of version 0.1.
+VERSION_NAMES = AliasChoices("frontend_version", "espeakng_loader")
 
 
 class _Section(BaseModel):
@@ -108,7 +112,7 @@ class Record(_Section):
 
     Attributes:
         lexicon: readings of words, from the file of --lexicon.
-        espeakng_loader: version of the package that made phonemes; "" if none were made.
+        frontend_version: of the package that made symbols of texts; "" if none was used.
         start: digest of the weights that the run, or the run it was forked from, started with.
         corpus: fingerprint of the training corpus; None before the first step of a fork or merge.
         held_out, texts: fingerprints of held-out utterances and of the teacher's texts.
@@ -128,7 +132,7 @@ class Record(_Section):
     languages: tuple[str, ...]
     speakers: tuple[str, ...]
     lexicon: dict[str, str] = {}
-    espeakng_loader: str = ""
+    frontend_version: Annotated[str, Field(validation_alias=VERSION_NAMES)] = ""
     audio_format: dict[str, Any]
     start: str
     corpus: str | None = None
@@ -161,7 +165,7 @@ class Record(_Section):
         """The frontend that made symbols of the texts that the run was trained on."""
         data = self.settings.data
         return TextFrontend(
-            data.text_frontend, data.text_normaliser, self.lexicon, self.espeakng_loader
+            data.text_frontend, data.text_normaliser, self.lexicon, self.frontend_version
         )
 
     @property

@@ -59,10 +59,11 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
 def lines(stages: Stages, frontend: TextFrontend, language: str) -> Iterator[tuple[str, str]]:
     """Yield the name and the content of each stage, and the words that are left to espeak-ng."""
     yield "text", stages.text
-    if frontend.kind == "phonemes":
-        by = "espeak-ng alone"
-        if frontend.normaliser != "none":
-            by = description(language)
+    reader = frontend.reader
+    if reader.has_phonemes:
+        by = f"{frontend.kind} alone"
+        if reader.normalises:
+            by = "espeak-ng alone" if frontend.normaliser == "none" else description(language)
         yield "normalised", f"{stages.normalised} ({by})"
         yield "lexicon", f"{stages.lexicon} ({len(frontend.lexicon)} words)"
     yield frontend.kind, "".join(stages.symbols)

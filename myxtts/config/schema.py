@@ -112,7 +112,7 @@ TeacherFraction = Annotated[float, Field(ge=0.0, le=0.95)]
 Silence = Annotated[float, Field(ge=15.0, le=80.0)]
 Loudness = Annotated[float, Field(ge=-50.0, le=-10.0)]
 SampleRate = Literal[16000, 22050, 24000]
-Frontend = Literal["phonemes", "characters"]
+Frontend = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(:.*)?$", max_length=100)]
 Normaliser = Literal["none", "words-1"]
 Share = Annotated[float, Field(ge=1e-3, le=1e9)]
 WaitSeconds = Annotated[int, Field(ge=1, le=86400)]
@@ -250,7 +250,8 @@ class DataConfig(Section):
     text_frontend: Annotated[
         Frontend, WITH_TEXTS, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "phonemes"
-    """Tokens of the text: IPA symbols from espeak-ng, or characters."""
+    """What makes tokens of texts: `phonemes`, IPA symbols from espeak-ng; `characters`; or the
+    front end of a package."""
     text_normaliser: Annotated[
         Normaliser, WITH_PHONEMES, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "words-1"

@@ -114,7 +114,7 @@ def build_manifest(
     if not isinstance(rows.rows, RowTuple):
         return rows.rows.manifest(data, length_rule, vocabulary, grow, frontend)
     # Characters need no language, so that any name is one.
-    spell = canonical_code if length_rule and frontend.kind == "phonemes" else canonical_name
+    spell = canonical_code if length_rule and frontend.reader.has_phonemes else canonical_name
     codes = {row.language: spell(row.language) for row in rows.rows}
     # An earlier run keeps its spelling.
     if vocabulary:

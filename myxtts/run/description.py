@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from myxtts.run.loop import NonFiniteLoss, StepOutOfMemory
 from myxtts.run.setup import OpenRun, TrainingSetup
 from myxtts.tasks.layers import parameter_count
 from myxtts.text import normalisers
+from myxtts.text.readers import reader_of
 
 SOURCE_TREE = Path(__file__).parents[2]
 GIT_TIMEOUT_S = 5.0
@@ -203,12 +203,13 @@ def describe_run(setup: TrainingSetup) -> dict[str, Any]:
 def text_versions(setup: TrainingSetup) -> dict[str, str]:
     """Return the versions of the libraries that read the texts of a run."""
     data, corpora = setup.config.data, setup.corpora
-    if not corpora.vocabulary.symbols.symbols or data.text_frontend != "phonemes":
+    reader = reader_of(data.text_frontend)
+    if not corpora.vocabulary.symbols.symbols or not reader.package:
         return {}
     libraries = {}
-    if data.text_normaliser != "none":
+    if reader.normalises and data.text_normaliser != "none":
         libraries = normalisers.installed_versions(corpora.vocabulary.languages)
-    return {"espeakng-loader": metadata.version("espeakng-loader"), **libraries}
+    return {reader.package: reader.version, **libraries}
 
 
 def source_commit(root: Path = SOURCE_TREE) -> str:

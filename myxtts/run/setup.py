@@ -176,7 +176,7 @@ class OpenRun:
             ancestor=start.ancestor,
             teacher=start.teacher.source if start.teacher else None,
             lexicon=dict(start.frontend.lexicon),
-            espeakng_loader=start.espeakng_loader,
+            frontend_version=start.frontend_version,
         )
 
 

@@ -28,7 +28,6 @@ from myxtts.corpus.build import frontend_of
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.run.warm_start import Pretrained, check_freeze, read_pretrained
 from myxtts.tasks.registry import length_rule_of
-from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
 
 # Instead of a digest, of the same length: workers compare digests digit by digit.
@@ -66,13 +65,11 @@ class Start:
         return own
 
     @property
-    def espeakng_loader(self) -> str:
-        """The version of espeak-ng's package that makes phonemes of the run's texts, if any are."""
+    def frontend_version(self) -> str:
+        """The version of the package that makes symbols of the run's texts, if one does."""
         if self.resumed:
-            return self.resumed.record.espeakng_loader
-        if not length_rule_of(self.config) or self.frontend.kind != "phonemes":
-            return ""
-        return espeak.installed_version()
+            return self.resumed.record.frontend_version
+        return self.frontend.reader.version if length_rule_of(self.config) else ""
 
     @property
     def _source(self) -> TrainedRun | None:

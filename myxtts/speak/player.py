@@ -137,7 +137,7 @@ class ExportedSpeaker:
         try:
             frontend = document[FRONTEND]
             self._symbols = SymbolTable(tuple(frontend.pop("symbols")))
-            self._frontend = TextFrontend(**frontend)
+            self._frontend = TextFrontend.of_document(frontend)
             self._id_map = document["phoneme_id_map"]
             self._scales = [*document["inference"].values()]
             self.language = document["language"]["code"]
@@ -149,6 +149,7 @@ class ExportedSpeaker:
                 f"{graph}.json has another form than this version writes: {error!r}. Export the"
                 " voice again with this version."
             ) from error
+        self._frontend.reader.check_language(self.language)
         use_sample_rate(rate_hz, str(graph))
         found = "is damaged, or no file of ONNX"
         try:

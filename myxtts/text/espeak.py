@@ -15,8 +15,6 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +62,6 @@ _SPELLINGS = {
     "ur": str.maketrans("كيى", "کیی"),
 }
 _DEFAULT_DIALECT = {"en": "en-us"}
-_PACKAGE = "espeakng-loader"
 
 log = logging.getLogger(__name__)
 
@@ -288,30 +285,6 @@ def voice_of(language: str) -> str:
     """Return the code of the voice that speaks a language: en-us for en."""
     code = canonical_code(language)
     return _DEFAULT_DIALECT.get(code, code)
-
-
-def installed_version() -> str:
-    """Return the version of the package that brings espeak-ng; "" without it."""
-    try:
-        return metadata.version(_PACKAGE)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-@cache
-def warn_of_other_version(trained_with: str) -> None:
-    """Log a warning, once, if phonemes were made with another version; "" is an unknown one."""
-    installed = installed_version()
-    if trained_with and installed and installed != trained_with:
-        log.warning(
-            "phonemes: the run was trained with %s %s, but version %s is installed, which may read"
-            " words otherwise. Run: pip install %s==%s",
-            _PACKAGE,
-            trained_with,
-            installed,
-            _PACKAGE,
-            trained_with,
-        )
 
 
 @contextmanager

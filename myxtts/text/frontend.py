@@ -10,21 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from myxtts.base.errors import DataError
 from myxtts.base.files import decode_text, table_beside
 from myxtts.text import espeak
-from myxtts.text.named import check_vowels, check_words
-from myxtts.text.normalisers import Normaliser, unread, words_of
+from myxtts.text.normalisers import Normaliser, words_of
+from myxtts.text.readers import (
+    PUNCTUATION,
+    STRESS_AND_LENGTH,
+    Reader,
+    reader_of,
+    warn_of_other_version,
+)
 from myxtts.text.sentences import CAPITAL, PHONEMES, SMALL, sentences_of
 
-# Marks that stay symbols: the model learns pauses from them.
-PUNCTUATION = ",.;:!?…"
-STRESS_AND_LENGTH = "ˈˌːˑ"
 _NO_STRESS = str.maketrans("", "", STRESS_AND_LENGTH)
-
-Frontend = Literal["phonemes", "characters"]
 
 # Zero width, but they change Persian and Indic words.
 _JOINERS = "\u200c\u200d"
@@ -55,15 +56,13 @@ _LETTER = re.compile(
     rf"""|(?:(?<=["'])(?=.["'])|(?<!\w)(?=.\)))(?:{CAPITAL}|{SMALL})"""
     rf"""|(?:(?<=[^\W\d_][ &/])|(?<=[.,;] )){CAPITAL}(?= [("]*(?!{CAPITAL})\w)"""
 )
-# A mark inside a number, a time, an abbreviation or an ordinal (den 3. maj) ends no clause.
-_CLAUSE_END = re.compile(rf"((?:[;!?…]|,(?!\d)|[.:](?!\w|(?<=\d\.)\s{SMALL}))+)")
 
 
 class Stages(NamedTuple):
     """A text after each stage of a front end.
 
-    `left` is what espeak-ng reads in its own way, and emoji, which are left out; `named` are words
-    whose letters it names instead of reading them.
+    `left` is what is read in a way of its own, and emoji, which are left out; `named` are words
+    whose letters are named instead of read.
     """
 
     text: str
@@ -79,17 +78,30 @@ class TextFrontend:
     """What makes symbols of texts, in training and in synthesis alike.
 
     Attributes:
-        kind: "characters" uses neither the normaliser nor the lexicon.
-        normaliser: reads numbers, dates, money and abbreviations; "none" leaves them to espeak-ng.
+        kind: the setting `text_frontend`; `reader_of` returns its reader.
+        normaliser: reads numbers, dates, money and abbreviations, if the reader `normalises`;
+            "none" leaves them to it.
         lexicon: what is read instead of a word: words, or phonemes between [[ and ]]. Its words are
             in lower case, in the spelling that `normalise_text` returns.
-        espeakng_loader: version of the package that made phonemes in training; "" is unknown.
+        version: of the reader's package in training; "" is unknown.
     """
 
-    kind: Frontend = "phonemes"
+    kind: str = "phonemes"
     normaliser: Normaliser = "none"
     lexicon: Mapping[str, str] = field(default_factory=dict)
-    espeakng_loader: str = ""
+    version: str = ""
+
+    @classmethod
+    def of_document(cls, fields: Mapping[str, Any]) -> "TextFrontend":
+        """Return the front end of the fields in an exported voice, also of version 0.1."""
+        fields = dict(fields)
+        fields.setdefault("version", fields.pop("espeakng_loader", ""))
+        return cls(**fields)
+
+    @property
+    def reader(self) -> Reader:
+        """What reads words; raises ConfigError if it is not installed."""
+        return reader_of(self.kind)
 
     def with_words(self, lexicon: Mapping[str, str]) -> "TextFrontend":
         """Return the front end with more words, which go before its own."""
@@ -105,27 +117,23 @@ class TextFrontend:
     def stages(self, text: str, language: str) -> Stages:
         """Return a text after each stage.
 
-        Raises DataError if espeak-ng does not know the language or cannot read the text, or the
-        normaliser fails, and ConfigError if its library is missing.
+        Raises DataError if the reader does not know the language or cannot read the text, or the
+        normaliser fails, and ConfigError if a package is missing.
         """
         normalised, replaced = self._words(text, language)
         symbols = symbols_of(replaced, language, self.kind)
         left = [emoji for emoji in EMOJI.findall(text) if unicodedata.category(emoji[0])[0] != "M"]
-        named: list[str] = []
-        if self.kind == "phonemes":
-            words = _PHONEMES.sub(" ", replaced)
-            left += unread(words)
-            named = check_words(words, language)
-            if "[[" not in replaced:
-                check_vowels("".join(symbols), language)
+        own_way, named = self.reader.faults(replaced, language, "".join(symbols))
+        left += own_way
         return Stages(text, normalised, replaced, symbols, left, named)
 
     def _words(self, text: str, language: str) -> tuple[str, str]:
         """Return a text as the normaliser and as the lexicon leave it."""
         normalised = replaced = normalise_text(text)
-        if self.kind == "phonemes":
-            espeak.warn_of_other_version(self.espeakng_loader)
-            if self.normaliser != "none":
+        reader = self.reader
+        if reader.has_phonemes:
+            warn_of_other_version(reader.package, reader.version, self.version)
+            if reader.normalises and self.normaliser != "none":
                 sentences = sentences_of(normalised, language)
                 normalised = " ".join(_in_words(sentence, language) for sentence in sentences)
             replaced = _around_phonemes(self._readings, normalised)
@@ -263,51 +271,10 @@ def _plain(character: str) -> str:
     return f" {plain}" if form == "<fraction>" else plain  # 1⅛
 
 
-def symbols_of(text: str, language: str, frontend: Frontend) -> list[str]:
+def symbols_of(text: str, language: str, frontend: str) -> list[str]:
     """Return the symbols of a text without normalising numbers; [] if nothing can be spoken.
 
-    Phonemes are IPA characters with their combining marks, stress and length marks, spaces between
-    words, and PUNCTUATION; what is between [[ and ]] is taken as it is. Characters are the code
-    points of the text in lower case, in any language. Raises DataError if espeak-ng does not know
-    the language.
+    See `Reader` for what they are; what is between [[ and ]] is taken as it is. Raises DataError
+    for an unknown language or what cannot be read.
     """
-    text = normalise_text(text)
-    if frontend == "characters":
-        return list(text.lower()) if any(c.isalnum() for c in text) else []
-    symbols: list[str] = []
-    for character in unicodedata.normalize("NFC", _phonemes(text, language)):
-        if symbols and unicodedata.combining(character):
-            symbols[-1] += character
-        else:
-            symbols.append(character)
-    silent = PUNCTUATION + STRESS_AND_LENGTH + " "
-    return symbols if any(symbol not in silent for symbol in symbols) else []
-
-
-# Phonemes between [[ and ]] are taken as they are; the rest goes to espeak-ng clause by clause,
-# since it drops the marks between them. A clause that is followed by given phonemes is read as if a
-# word came next, so that an article does not become the name of its letter.
-def _phonemes(text: str, language: str) -> str:
-    """Return the IPA of `text` with its PUNCTUATION."""
-    ipa = ""
-    parts = _PHONEMES.split(text)
-    for number, part in enumerate(parts, 1):
-        if _PHONEMES.fullmatch(part):
-            ipa = f"{ipa} {part[2:-2].strip()}".lstrip()
-            continue
-        clauses = _CLAUSE_END.split(part.replace('"', "").replace(" —", ","))
-        for clause, mark in zip(clauses[0::2], [*clauses[1::2], ""], strict=True):
-            clause_ipa = espeak.shared().phonemes(clause, language)
-            if not mark and number < len(parts):
-                clause_ipa = _before_a_word(clause, language) or clause_ipa
-            if clause_ipa and ipa:
-                ipa += " "
-            ipa += clause_ipa + mark
-    return ipa
-
-
-def _before_a_word(clause: str, language: str) -> str:
-    """Return the IPA of a clause before another word: "a" as an article, and not as a letter."""
-    phonemes = espeak.shared().phonemes
-    both, added = phonemes(f"{clause} ta", language), phonemes("ta", language)
-    return both.removesuffix(added).strip() if both.endswith(f" {added}") else ""
+    return reader_of(frontend).symbols(normalise_text(text), language)

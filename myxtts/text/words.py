@@ -1,17 +1,15 @@
 """Words of a text and the symbols that they became, for what has a time for each symbol."""
 
-import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH, TextFrontend
+from myxtts.text.frontend import TextFrontend
+from myxtts.text.readers import PUNCTUATION, STRESS_AND_LENGTH
 
 SEPARATORS = PUNCTUATION + " "
-# Between [[ and ]] are phonemes with their spaces. A dash separates words without a space.
-_WORD = re.compile(r"(?:\[\[.*?\]\]|[^\s—])+—?|—")
 
 
 class Phoneme(NamedTuple):
@@ -73,7 +71,7 @@ def words_of_text(
     """
     from rapidfuzz.distance import Levenshtein  # takes a while, and few ask for times
 
-    names = _WORD.findall(text)
+    names = frontend.reader.words(text, language)
     alone: list[str] = []
     starts = []
     for name in names:

@@ -224,7 +224,7 @@ def voice_metadata(record: Record, vocoder: VocoderProtocol) -> dict[str, Any]:
         "text_frontend": data.text_frontend,
         "text_normaliser": data.text_normaliser,
         "lexicon": record.lexicon,
-        "espeakng_loader": record.espeakng_loader,
+        "frontend_version": record.frontend_version,
         "padding_id": PADDING_ID,
         "begin_id": BEGIN_ID,
         "end_id": END_ID,

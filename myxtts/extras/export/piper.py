@@ -171,7 +171,8 @@ def voice_document(
         spellings = {chr(row): ids.get(mark.strip()) for row, mark in SPELLINGS.items()}
         others |= {point: number for point, number in spellings.items() if number}
         ids = {point: number for point, number in others.items() if len(point) == 1} | ids
-    phoneme_type = "text" if is_text else "espeak"
+    # Players refuse a type that they do not know, and would read such a voice by espeak-ng else.
+    phoneme_type = {"characters": "text", "phonemes": "espeak"}.get(frontend.kind, frontend.kind)
     return {
         "audio": {"sample_rate": sample_rate_hz(), "quality": "medium"},
         "espeak": {"voice": espeak_voice},

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import write_whole
 from myxtts.speak.page import PAGE
+from myxtts.text.readers import PLAYED
 
 RUNTIME = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 ESPEAK = "espeak-ng.js", "espeak-ng.wasm"
@@ -17,6 +18,11 @@ def npm_files(node_modules: Path, text_frontend: str) -> dict[str, bytes]:
 
     They come from the packages onnxruntime-web and, for phonemes, espeak-ng.
     """
+    if text_frontend not in PLAYED:
+        raise ConfigError(
+            f"--format web was given, but the page cannot read texts by {text_frontend!r}. Speak"
+            " with `myxtts say` or `myxtts serve`, whose machine has this front end."
+        )
     files = dict.fromkeys(RUNTIME, "onnxruntime-web")
     if text_frontend == "phonemes":
         files |= dict.fromkeys(ESPEAK, "espeak-ng")

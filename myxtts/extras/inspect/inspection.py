@@ -28,8 +28,9 @@ from myxtts.corpus.layouts import read_rows
 from myxtts.corpus.manifest import LengthRule, Manifest, Vocabulary
 from myxtts.corpus.rows import RejectedRow, Rows
 from myxtts.extras.inspect.quality import Quality, measure
-from myxtts.text.frontend import PUNCTUATION, STRESS_AND_LENGTH, TextFrontend
+from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of
+from myxtts.text.readers import PUNCTUATION, STRESS_AND_LENGTH
 
 EXCLUDED, EXCLUDED_COLUMNS = "excluded.csv", ("path", "reason")
 MIN_HUM_DB = 13.0

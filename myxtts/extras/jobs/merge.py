@@ -353,7 +353,7 @@ def write_mean(
 
 def fresh_record(source: Record, **changes: Any) -> Record:
     """Return the record of a run that starts from a checkpoint, and has done nothing itself."""
-    of_texts = "symbols languages speakers lexicon espeakng_loader teacher texts".split()
+    of_texts = "symbols languages speakers lexicon frontend_version teacher texts".split()
     kept = *of_texts, "audio_format", "start", "step"
     return Record(**{name: getattr(source, name) for name in kept} | changes)
 

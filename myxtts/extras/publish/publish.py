@@ -18,6 +18,7 @@ from myxtts.extras.export.export import check_new_folder, complete_folder, expor
 from myxtts.report.overview import read_facts
 from myxtts.speak.player import ExportedSpeaker, read_voice
 from myxtts.speak.sound_file import write_sentences
+from myxtts.text.readers import PLAYED
 
 OPEN_LICENCE = "FILL IN, here and as `license` above"
 CARD = Path(__file__).with_name("card.md").read_text("utf-8")
@@ -106,7 +107,14 @@ def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
     record, facts = trained.record, read_facts(trained.path)
     file = trained.path / "evaluation" / trained.checkpoint.path.name / "scores.md"
     scores = file.read_text("utf-8") if file.is_file() else "Not measured."
+    reader, graph = record.frontend.reader, read_voice(folder)[0].relative_to(folder)
+    piper = ""
+    if record.frontend.kind in PLAYED:
+        piper = f'python -m piper -m {graph} -f hello.wav "{text}"\n'
+    by = f"{reader.package} {record.frontend_version}".strip()
     return {
+        "reads": ", ".join(filter(None, (record.frontend.kind, by, reader.licence))),
+        "piper": piper,
         "name": trained.path.name,
         "commit": facts.get("commit") or "FILL IN",
         "size": record.settings.model.model_size,
@@ -115,7 +123,6 @@ def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
         "corpus": Path(record.settings.data.train_data or "FILL IN").name,
         "utterances": facts.get("utterances", "FILL IN"),
         "text": text,
-        "graph": read_voice(folder)[0].relative_to(folder),
         "checksums": CHECKSUMS,
         "scores": scores,
         **origin(facts.get("ancestry") or {}),

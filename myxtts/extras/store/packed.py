@@ -28,11 +28,11 @@ from myxtts.corpus.build import duration_fault, text_fault
 from myxtts.corpus.manifest import CHUNK_ROWS, LengthRule, Manifest, Vocabulary, flat_indices
 from myxtts.corpus.rows import CorpusOptions, RejectedRow, Row, Rows, shortened
 from myxtts.extras.store.parquet import load_pyarrow
-from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
+from myxtts.text.readers import warn_of_other_version
 from myxtts.text.symbols import SymbolTable
 
-METADATA = b"myxtts-2"  # format, and key of a JSON object: reading_of, and espeakng_loader
+METADATA = b"myxtts-2"  # format, and key of a JSON object: reading_of, and the version
 NO_SYMBOLS = ("", "<begin>", "<end>")
 
 
@@ -41,7 +41,7 @@ def reading_of(data: DataConfig, frontend: TextFrontend, needs_text: bool) -> di
     reading: dict[str, Any] = {"trim": data.trim, "sample_rate": data.sample_rate}
     if needs_text:
         reading["text_frontend"] = frontend.kind
-        if frontend.kind == "phonemes":
+        if frontend.reader.has_phonemes:
             reading["text_normaliser"] = frontend.normaliser
             reading["lexicon"] = dict(frontend.lexicon)
     return reading
@@ -157,8 +157,10 @@ class PackedRows(Sequence[Row]):
     ) -> tuple[Manifest, Vocabulary, list[RejectedRow]]:
         """Return what `build_manifest` does. Raises DataError if it was packed otherwise."""
         self._check_reading(reading_of(data, frontend, rule is not None))
-        if rule is not None and frontend.kind == "phonemes":
-            espeak.warn_of_other_version(self.reading["espeakng_loader"])
+        if rule is not None:
+            reader = frontend.reader
+            packed_with = self.reading.get("version") or self.reading.get("espeakng_loader", "")
+            warn_of_other_version(reader.package, reader.version, packed_with)
         rows, symbols, rejected = self._usable(data, rule, None if grow else vocabulary)
         speaker, language = (self._column(kind)[rows] for kind in ("speaker", "language"))
         speakers, languages = map(self._names, ("speaker", "language"))

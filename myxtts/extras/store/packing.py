@@ -46,7 +46,6 @@ from myxtts.corpus.rows import Row
 from myxtts.extras.store.packed import INDEX, METADATA, NO_SYMBOLS, PackedRows, reading_of
 from myxtts.extras.store.parquet import load_pyarrow
 from myxtts.extras.store.stores import Store
-from myxtts.text import espeak
 
 # How many frames a text needs depends on the task, and is checked in training.
 ANY_LENGTH = LengthRule(subsampling=0)
@@ -76,7 +75,7 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
         # The first slice has all malformed rows.
         rows = rows._replace(rejected=())
     frontend = frontend_of(data)
-    if needs_text and frontend.kind == "phonemes":
+    if needs_text and frontend.reader.has_phonemes:
         check_languages(rows.rows, frontend, data.max_rejected)
     # Training rejects by length, too.
     limits = {"min_seconds": MIN_SECONDS, "max_seconds": MAX_SECONDS}
@@ -93,7 +92,7 @@ def pack(config: Config, out: str, part: int, parts: int) -> None:
         store.put(listing.name, listing)
     places = pack_shards(store, manifest, vocabulary, part * SHARDS_OF_SLICE)
     reading = reading_of(data, frontend, needs_text)
-    reading["espeakng_loader"] = espeak.installed_version()
+    reading["version"] = frontend.reader.version
     table = index_of(records(rows.rows, manifest, vocabulary, places))
     write_index(store, f"index{name}.arrow", table, reading)
     hours = manifest.samples.sum(dtype=np.int64) / sample_rate_hz() / 3600

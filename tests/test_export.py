@@ -199,7 +199,7 @@ class Exported(unittest.TestCase):
             "vocoder": {"run": str(self.vocoder_folder), "step": 0},
             "defaults": {
                 **{"speed": 1.0, "pitch_semitones": 0.0, "energy_db": 0.0},
-                **{"variety": 1.0, "ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
+                **{"variety": 0.5, "ode_steps": 6, "guidance": 1.0, "seed": [0, 0]},
                 "accent_strength": 1.0,
             },
         }

@@ -56,6 +56,8 @@ class PublishTest(unittest.TestCase):
         with exported, choice, speaker, cls().assertLogs(publish.log) as logs:
             of = {"precisions": ["int8"], "licence": "CC0-1.0"}
             publish.publish_run(cls.folder / "run", cls.out, ["Hello."], **of)
+            cls.speech = cls.folder / "speech"
+            publish.publish_run(cls.folder / "run", cls.speech, ["Hi."], without_weights=True, **of)
         cls.printed = logs.output
 
     def setUp(self):
@@ -75,7 +77,7 @@ class PublishTest(unittest.TestCase):
                 self.assertNotIn(b"Nino", content, path)
 
     def test_it_prints_what_an_index_of_voices_says_of_it(self):
-        entry = json.loads(self.printed[-1].partition("index entry")[2])["out"]
+        entry = json.loads(self.printed[1].partition("index entry")[2])["out"]
         self.assertEqual((entry["folder"], entry["licence"]), ("out", "CC0-1.0"))
         self.assertGreater(entry["mb"], 0)
         shown = mock.patch.object(voices, "_folders", lambda: [self.folder])
@@ -92,6 +94,13 @@ class PublishTest(unittest.TestCase):
         for part in ("**Consent**: FILL IN", "MyXTTS abc", "`corpus` of 7 utterances"):
             self.assertIn(part, card)
         self.assertIn("(samples/1-high.wav)", card)
+
+    def test_a_voice_without_weights_is_only_spoken_with(self):
+        self.assertEqual([*self.speech.rglob("*.safetensors")], [])
+        card, whole = ((of / "README.md").read_text("utf-8") for of in (self.speech, self.out))
+        self.assertNotIn("--init-from", card)
+        self.assertIn('--run . --text "Hello."\nmyxtts train --init-from', whole)
+        self.assertIn('myxtts say --voice . "Hi."', card)
 
     def test_a_run_without_run_json_has_a_card_to_fill_in(self):
         facts = publish.card_facts(TrainedRun.open(self.out), self.out, "Hello.")

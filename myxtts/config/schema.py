@@ -344,7 +344,7 @@ class ModelConfig(Section):
     """Steps of the ODE solver from noise to speech; more are more accurate and slower."""
     guidance: Annotated[float, bounds_of("guidance"), needs(task="tts"), IN_SCORES] = 1.0
     """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""
-    variety: Annotated[float, bounds_of("variety"), needs(task="tts"), IN_SCORES] = 1.0
+    variety: Annotated[float, bounds_of("variety"), needs(task="tts"), IN_SCORES] = 0.5
     """Variety of pitch and energy in synthesis, as a fraction of how much people vary them, and
     half as much of durations; 0 speaks the means."""
     vocoder: Annotated[str | None, needs(task="tts"), PER_MACHINE, IN_SCORES] = None

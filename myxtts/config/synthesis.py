@@ -55,7 +55,7 @@ class SynthesisOptions:
     energy_db: float = 0.0
     # How much pitch and energy vary, as a fraction of how much they vary in people; durations vary
     # by half of it. 0 speaks the means, without noise in the mel.
-    variety: float = 1.0
+    variety: float = 0.5
     ode_steps: int = 4  # Euler steps of the flow, from noise to mel
     guidance: float = 1.0  # scale of classifier-free guidance (Ho & Salimans 2021); 1 is off
     seed: int = 0  # of the initial noise

@@ -21,6 +21,10 @@ from myxtts.speak.sound_file import write_sentences
 from myxtts.text.readers import PLAYED
 
 OPEN_LICENCE = "FILL IN, here and as `license` above"
+FROM_WEIGHTS = """\
+myxtts synthesize --run . --text "{text}"
+myxtts train --init-from . --train-data CORPUS --run NAME
+"""
 CARD = Path(__file__).with_name("card.md").read_text("utf-8")
 
 log = logging.getLogger(__name__)
@@ -40,11 +44,13 @@ def publish_run(
     precisions: Sequence[str] | None = None,
     licence: str | None = None,
     consent: str | None = None,
+    without_weights: bool = False,
 ) -> None:
     """Write the folder `out`, which is a run of one checkpoint without what training alone needs.
 
-    `texts` are spoken as samples; other arguments as in `export_run`. Raises UserError if the run,
-    the vocoder, a text or the output is unusable.
+    `texts` are spoken as samples, and nobody can start from a voice `without_weights`; other
+    arguments as in `export_run`. Raises UserError if the run, the vocoder, a text or the output is
+    unusable.
     """
     check_new_folder(out)
     trained = TrainedRun.open_for_use(run, checkpoint, "tts")
@@ -60,9 +66,12 @@ def publish_run(
             language=language,
             precisions=precisions,
         )
-        write_weights(trained, folder)
-        if choice.trained:
-            write_weights(choice.trained, folder / "vocoder")
+        from_weights = ""
+        if not without_weights:
+            from_weights = FROM_WEIGHTS.format(text=texts[0])
+            write_weights(trained, folder)
+            if choice.trained:
+                write_weights(choice.trained, folder / "vocoder")
         speaker = ExportedSpeaker(folder / "onnx")
         (folder / "samples").mkdir()
         names = []
@@ -71,6 +80,7 @@ def publish_run(
                 names.append(f"samples/{number}-{name}.wav")
                 write_sentences(folder / names[-1], speaker.speak(text, name))
         facts = card_facts(trained, folder, texts[0])
+        facts["from_weights"] = from_weights
         facts["consent"] = consent or facts["consent"]
         facts |= {"licence": licence or OPEN_LICENCE, "license": (licence or "other").lower()}
         samples = "\n".join(f"- [{name}]({name})" for name in names)

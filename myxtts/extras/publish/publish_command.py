@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.config import parser as flags
-from myxtts.config.parser import CommandParser, add_flag
+from myxtts.config.parser import CommandParser, add_flag, add_switch
 
 NAME = "publish"
 HELP = "Write a voice as a folder for others: weights, ONNX, samples and a model card."
@@ -26,6 +26,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     flags.add_precision_flag(parser)
     add_flag(parser, "--licence", "licence of the weights, for the model card, such as Apache-2.0")
     add_flag(parser, "--consent", "who has agreed to what, for the model card")
+    weights = "leave out the weights, from which others can start: a quarter of the size"
+    add_switch(parser, "--without-weights", weights)
     return parser.parse(argv)
 
 

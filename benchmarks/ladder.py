@@ -160,7 +160,7 @@ class Ladder:
         self.waves.setdefault(name, []).extend(waves)
 
 
-def rated(wave: np.ndarray) -> tuple[float, ...]:
+def rated(wave: np.ndarray) -> tuple[float, float, float]:
     """Return the ratings of JUDGES.
 
     DNSMOS hears one window, the beginning, or the wave repeated: `evaluate` hears ten of most.
@@ -170,9 +170,9 @@ def rated(wave: np.ndarray) -> tuple[float, ...]:
     from myxtts.audio.format import sample_rate_hz
     from myxtts.tasks.evaluation.metrics import dnsmos
 
-    ratings = dnsmos(np.resize(wave, int(WINDOW_S * sample_rate_hz()))).values()
+    p808, overall, _ = dnsmos(np.resize(wave, int(WINDOW_S * sample_rate_hz()))).values()
     at_16_khz = soxr.resample(wave, sample_rate_hz(), 16000)
-    return *ratings, distillmos()(at_16_khz.astype(np.float32))
+    return p808, overall, distillmos()(at_16_khz.astype(np.float32))
 
 
 @cache

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fakes.languages import line, verdicts, word_lists
 from myxtts.text import espeak
 
-HEAD = "| code | script | words | read | digits |\n|---|---|---:|---|---|"
+HEAD = "| code | script | words | read | digits | also by |\n|---|---|---:|---|---|---|"
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def rated(options: argparse.Namespace) -> list[float]:
     judged = [number for number, text in enumerate(written) if text]
     heard = [*judge.transcribe(waves[number] for number in judged)]
     errors = jiwer.wer([written[number] for number in judged], heard)
-    p808, overall = np.mean([[*dnsmos(wave).values()] for wave in waves], axis=0)
+    p808, overall = np.mean([[*dnsmos(wave).values()][:2] for wave in waves], axis=0)
     return [float(p808), float(overall), float(errors), spent_s / seconds, seconds]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from myxtts.base import plugins
 from myxtts.base.errors import DataError
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
@@ -22,6 +23,7 @@ class Verdict(NamedTuple):
     words: int
     result: str
     digits: str
+    others: str  # front ends that read it without espeak-ng
 
 
 def word_lists() -> Iterator[tuple[str, str]]:
@@ -53,7 +55,13 @@ def verdict(code: str, words: str) -> Verdict:
         result = f"yes, but for {', '.join(named)}" if named else "yes"
     except DataError as error:
         result = f"refused: {str(error).partition('. ')[0]}"
-    return Verdict(code, script, count, result, _digits(code))
+    return Verdict(code, script, count, result, _digits(code), _others(code))
+
+
+def _others(code: str) -> str:
+    built_in = [name for name in plugins.names("frontends") if name in plugins.GROUPS["frontends"]]
+    readers = {name: plugins.load_one("frontends", name) for name in built_in}
+    return ", ".join(f"`{name}`" for name in readers if code in readers[name].languages)
 
 
 def _digits(code: str) -> str:
@@ -75,9 +83,10 @@ def verdicts() -> Iterator[Verdict]:
         texts = texts or [words for other, words in lists if other == base]
         yield from (verdict(code, words) for words in texts)
         if not texts:
-            yield Verdict(code, names_of(scripts_of(code)), 0, "no words known", _digits(code))
+            script = names_of(scripts_of(code))
+            yield Verdict(code, script, 0, "no words known", _digits(code), _others(code))
 
 
 def line(row: Verdict) -> str:
     """Return the line of the table."""
-    return "| `{}` | {} | {} | {} | {} |".format(*row)
+    return "| `{}` | {} | {} | {} | {} | {} |".format(*row)

@@ -340,7 +340,7 @@ class ToyRuns(unittest.TestCase):
         def rate(evaluation, network, load):
             def score(checkpoint, throttle):
                 throttle()
-                figures = {"dnsmos_p808": {"synthesized": rated[int(checkpoint[5:])]}}
+                figures = {"dnsmos_mean": {"synthesized": rated[int(checkpoint[5:])]}}
                 return ColumnScore("toy", checkpoint, 1, ("synthesized",), figures, {}, ())
 
             return score

@@ -234,7 +234,7 @@ class Answers(Folder):
             self.assertIn(words, answer.answer)
 
     def test_a_run_whose_selected_score_rises_learns_whatever_its_validation_loss_does(self):
-        score = "evaluation_dnsmos_p808"
+        score = "evaluation_dnsmos_mean"
         lines = [report_of(n, validation_loss=n, **{score: 3 + n / 100}) for n in range(1, 12)]
         answer = run_page.is_learning(self.history(*lines), "dnsmos")
         expected = ("good", "yes: best DNSMOS 3.11 at step 11, the newest")

@@ -38,7 +38,7 @@ class Figure(NamedTuple):
 
 FIGURES = {
     "loss": Figure("validation_loss", "validation loss"),
-    "dnsmos": Figure("evaluation_dnsmos_p808", "DNSMOS", sign=-1),
+    "dnsmos": Figure("evaluation_dnsmos_mean", "DNSMOS", sign=-1),
     "cer": Figure("evaluation_character_error_rate", "character error rate"),
 }
 """By the value of the setting select_by."""

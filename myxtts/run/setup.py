@@ -41,6 +41,7 @@ from myxtts.placement import devices
 from myxtts.placement.devices import xla_failure
 from myxtts.placement.replicas import Replicas, open_replicas
 from myxtts.placement.settings import named_gpus, plan_routes
+from myxtts.report.metrics import FIGURES
 from myxtts.run import schedule
 from myxtts.run.memory import MemoryForecast, check_memory, forecast_memory
 from myxtts.run.optimizer import make_optimizer
@@ -415,7 +416,7 @@ def selection_of(config: Config) -> str:
     if select_by == "loss":
         return select_by
     settings = (f"{setting.flag} {setting.of(config)}" for setting in marked(IN_SCORES))
-    return " ".join([select_by, *settings])
+    return " ".join([FIGURES[select_by].metric, *settings])
 
 
 def make_schedule(config: Config, corpus: Corpus, state: TrainingState) -> Schedule:

@@ -66,21 +66,14 @@ def publish_run(
             language=language,
             precisions=precisions,
         )
-        from_weights = ""
         if not without_weights:
-            from_weights = FROM_WEIGHTS.format(text=texts[0])
             write_weights(trained, folder)
             if choice.trained:
                 write_weights(choice.trained, folder / "vocoder")
         speaker = ExportedSpeaker(folder / "onnx")
-        (folder / "samples").mkdir()
-        names = []
-        for number, text in enumerate(texts, 1):
-            for name in speaker.speakers:
-                names.append(f"samples/{number}-{name}.wav")
-                write_sentences(folder / names[-1], speaker.speak(text, name))
+        names = write_samples(speaker, texts, folder)
         facts = card_facts(trained, folder, texts[0])
-        facts["from_weights"] = from_weights
+        facts["from_weights"] = "" if without_weights else FROM_WEIGHTS.format(text=texts[0])
         facts["consent"] = consent or facts["consent"]
         facts |= {"licence": licence or OPEN_LICENCE, "license": (licence or "other").lower()}
         samples = "\n".join(f"- [{name}]({name})" for name in names)
@@ -95,6 +88,17 @@ def publish_run(
     entry |= {name: facts[name].rstrip(".") for name in ("licence", "consent")}
     log.info("published      %s of %s; fill in what README.md leaves open", out, run)
     log.info("index entry    %s", json.dumps({out.name: entry}, ensure_ascii=False))
+
+
+def write_samples(speaker: ExportedSpeaker, texts: Sequence[str], folder: Path) -> list[str]:
+    """Write each text by each speaker; return the files, in the folder."""
+    (folder / "samples").mkdir()
+    names = []
+    for number, text in enumerate(texts, 1):
+        for name in speaker.speakers:
+            names.append(f"samples/{number}-{name}.wav")
+            write_sentences(folder / names[-1], speaker.speak(text, name))
+    return names
 
 
 def write_weights(trained: TrainedRun, folder: Path) -> None:

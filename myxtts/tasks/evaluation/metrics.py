@@ -94,7 +94,8 @@ def dnsmos(wave: np.ndarray) -> Means:
     """Return the ratings of a wave, float32 [samples], that DNSMOS predicts, 1 to 5.
 
     They need no reference: P.808 (Reddy et al. 2021) and the overall one of P.835 (Reddy et al.
-    2022), by the package `speechmos` at 16 kHz. Empty without it.
+    2022), by the package `speechmos` at 16 kHz; and their mean, since P.808 alone hardly hears
+    smooth mels. Empty without it.
     """
     if not is_installed("dnsmos_p808"):
         return {}
@@ -102,7 +103,8 @@ def dnsmos(wave: np.ndarray) -> Means:
 
     at_16_khz = soxr.resample(wave, sample_rate_hz(), DNSMOS_RATE_HZ)
     scores = dnsmos.run(np.clip(at_16_khz, -1.0, 1.0), sr=DNSMOS_RATE_HZ)
-    return {"dnsmos_p808": float(scores["p808_mos"]), "dnsmos_overall": float(scores["ovrl_mos"])}
+    p808, overall = float(scores["p808_mos"]), float(scores["ovrl_mos"])
+    return {"dnsmos_p808": p808, "dnsmos_overall": overall, "dnsmos_mean": 0.5 * (p808 + overall)}
 
 
 @dataclass(frozen=True, eq=False)

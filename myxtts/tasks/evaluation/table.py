@@ -52,6 +52,7 @@ METRICS = {
     "duration_within_bounds": MetricFormat("length ratio within 0.9–1.1", "%", 0),
     "dnsmos_p808": MetricFormat("DNSMOS P.808", "1 to 5", 2),
     "dnsmos_overall": MetricFormat("DNSMOS P.835, overall", "1 to 5", 2),
+    "dnsmos_mean": MetricFormat("DNSMOS, mean of both", "1 to 5", 2),
     "character_error_rate": MetricFormat("character error rate, by the recogniser", "%", 1),
     "word_error_rate": MetricFormat("word error rate, by the recogniser", "%", 1),
     "words_left_out": MetricFormat("words left out", "count", 0),
@@ -62,7 +63,7 @@ METRICS = {
     "real_time_factor": MetricFormat("real-time factor", "s/s", 4),
 }
 
-# Seven of 23 figures fit one line of the console; the table has the others.
+# Seven of 24 figures fit one line of the console; the table has the others.
 SHOWN = (
     *("log_mel_error", "mel_cepstral_distortion", "log_f0_rmse", "voicing_error"),
     *("duration_ratio", "dnsmos_p808", "character_error_rate"),

@@ -10,11 +10,13 @@ from unittest import mock
 
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.checkpoints.files import Record
-from myxtts.extras.frontends.scripts import check_letters
+from myxtts.config.schema import DataConfig
+from myxtts.corpus.build import frontend_of
+from myxtts.extras.frontends.characters import readable
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.readers import Reader, reader_of, warn_of_other_version
 from myxtts.text.words import words_of_text
-from tests.fixtures import FolderCase
+from tests.fixtures import FolderCase, temporary_folder
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/frontend"
 ENTRY_POINTS = """
@@ -61,6 +63,19 @@ class OtherPackage(FolderCase):
         self.assertLessEqual(len(lines), 60)
         self.assertIn(ENTRY_POINTS.split()[-1].strip(), " ".join(lines))
 
+    def test_what_is_no_reader_or_makes_no_symbols_is_named(self):
+        for made in (lambda options: object(), lambda: None):
+            with (
+                mock.patch("myxtts.base.plugins.load_one", return_value=made),
+                self.assertRaisesRegex(ConfigError, "'esperanto' of another package makes"),
+            ):
+                reader_of.__wrapped__("esperanto")
+        with (
+            mock.patch.object(type(reader_of("esperanto")), "read", lambda *_: ["whole"]),
+            self.assertRaisesRegex(DataError, "made the symbol 'whole'"),
+        ):
+            read("esperanto", "ho", "eo")
+
 
 class Unknown(unittest.TestCase):
     def test_a_front_end_that_is_not_installed_is_named_with_those_that_are(self):
@@ -95,13 +110,19 @@ class Versions(unittest.TestCase):
         self.assertEqual((Reader.package, reader_of("characters").version), ("", ""))
 
 
-class Scripts(unittest.TestCase):
-    def test_letters_and_digits_that_would_be_left_out_are_an_error(self):
-        check_letters("ok. 3", ("Latn",), "en")
-        with self.assertRaisesRegex(DataError, "reads 'en' in Latin letters, but .* has Han"):
-            check_letters("Hi 你好", ("Latn",), "en")
-        with self.assertRaisesRegex(DataError, "has digits"):
-            check_letters("他有3个", ("Hani",), "zh", digits=False)
+class Characters(unittest.TestCase):
+    def test_what_would_be_left_out_is_an_error_and_accents_are_plain_letters(self):
+        self.assertEqual(readable("idé, ok!", "abcdefghijklmno".__contains__, "sv"), "ide, ok!")
+        for text, unread in {"Hi 你好": "你 好", "5 ‰": "5 ‰", "aß": "ß"}.items():
+            with self.assertRaisesRegex(DataError, f"does not read {unread} in"):
+                readable(text, "abcHi".__contains__, "en")
+
+    def test_a_lexicon_needs_a_front_end_that_reads_words(self):
+        path = temporary_folder(self.addCleanup) / "lexicon.tsv"
+        path.write_text("tea\t[[tiː]]\n", "utf-8")
+        with self.assertRaisesRegex(ConfigError, "--text-frontend characters words are not"):
+            frontend_of(DataConfig(text_frontend="characters", lexicon=str(path)))
+        self.assertTrue(frontend_of(DataConfig(lexicon=str(path))).lexicon)
 
 
 @unittest.skipUnless(find_spec("hibari"), "hibari-tts")
@@ -112,8 +133,10 @@ class English(unittest.TestCase):
             actual, "hˌi ɹˈɛd ɪt ɪn twˈɛnti nˌIntˈin, dˈɪdnt hi? ˌɪt kˈɔst fˈIv dˈɑləɹz."
         )
         self.assertNotEqual(read("english", "bath", "en"), read("english", "bath", "en-gb"))
-        with self.assertRaisesRegex(DataError, "Han letters"):
-            read("english", "Hi 你好", "en")
+        self.assertEqual(read("english", "a—[b](c)", "EN"), read("english", "a, (b) (c)", "en"))
+        for text in ("Hi 你好", "50 ‰", "ð"):
+            with self.assertRaisesRegex(DataError, "does not read"):
+                read("english", text, "en")
 
 
 @unittest.skipUnless(find_spec("piper_plus_g2p"), "piper-plus-g2p")
@@ -121,8 +144,12 @@ class PiperPlus(unittest.TestCase):
     def test_japanese_and_chinese_are_read_with_accents_and_tones(self):
         self.assertEqual(read("piper-plus", "東京に行きますか？", "ja"), "to↑okyoonii↑kima↓sUka?")
         self.assertEqual(read("piper-plus", "你好，北京。", "zh"), "ni²xaʊ³, peɪ³tɕiŋ¹.")
-        with self.assertRaisesRegex(DataError, "digits"):
-            read("piper-plus", "他有3个苹果。", "zh")
+        self.assertEqual(read("piper-plus", "はい。そう！", "JA")[-1], "!")
+        self.assertEqual(read("piper-plus", "idé", "sv"), read("piper-plus", "ide", "sv"))
+        unread = {"他有3个苹果。": "zh", "三十％": "zh", "안녕です": "ja", "Łódź": "es", "𠀀": "zh"}
+        for text, language in unread.items():
+            with self.assertRaisesRegex(DataError, "does not (read|know)", msg=text):
+                read("piper-plus", text, language)
         frontend = TextFrontend("piper-plus")
         words = words_of_text(
             "你好，北京。", "zh", frontend, frontend.symbols("你好，北京。", "zh")

@@ -355,7 +355,7 @@ class Command(FolderCase):
             "normalised  two cats. (damga 1.0.5)",
             "phonemes    tˈuː kˈæts.",
             "lexicon     one dog at #4. (1 words)",
-            "left        #4. (for espeak-ng;",
+            "left        #4. (in a way of its own;",
         ):
             self.assertIn(line, out.getvalue())
 

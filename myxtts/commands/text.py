@@ -24,6 +24,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "text", "the text; by default stdin", str, "TEXT", nargs="?")
     language = "language of the text; with a run of one language, that one, else en"
     add_flag(parser, "--language", language)
+    front_end = "front end of a new run: a name of docs/guides/text.md"
+    add_flag(parser, "--text-frontend", front_end, default="phonemes")
     run = "folder of a run whose front end is used; by default that of a new run"
     add_flag(parser, "--run", run, Path)
     flags.add_checkpoint_flag(parser)
@@ -35,7 +37,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     options = parse(argv, prog)
     words = read_lexicon(options.lexicon)
     text = read_text(options.text, None)
-    frontend = TextFrontend(normaliser=SETTINGS["text_normaliser"].default)
+    frontend = TextFrontend(options.text_frontend, SETTINGS["text_normaliser"].default)
     language = options.language or "en"
     symbols = None
     if options.run is not None:
@@ -68,4 +70,7 @@ def lines(stages: Stages, frontend: TextFrontend, language: str) -> Iterator[tup
         yield "lexicon", f"{stages.lexicon} ({len(frontend.lexicon)} words)"
     yield frontend.kind, "".join(stages.symbols)
     if left := stages.left + stages.named:
-        yield "left", f"{' '.join(left)} (for espeak-ng; write as it is spoken if this is wrong)"
+        yield (
+            "left",
+            f"{' '.join(left)} (in a way of its own; write as it is spoken if this is wrong)",
+        )

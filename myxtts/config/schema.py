@@ -258,7 +258,7 @@ class DataConfig(Section):
     """What reads numbers, dates, money and abbreviations: the libraries of `words-1`, one for each
     of en, de, es, fr, ru and fa; or `none`, which leaves them to espeak-ng as for other languages.
     """
-    lexicon: Annotated[str | None, WITH_PHONEMES, FIXED, IN_SHARDS, IN_ALL_JOBS] = None
+    lexicon: Annotated[str | None, WITH_TEXTS, FIXED, IN_SHARDS, IN_ALL_JOBS] = None
     """File with a word, a tab and its reading in each line: words, or phonemes as [[təmˈɑːtoʊ]].
     Its words are kept in the checkpoint, which reads them so in synthesis."""
     language: Annotated[str, WITH_TEXTS, IN_SHARDS, IN_ALL_JOBS] = "en"

@@ -31,7 +31,7 @@ from myxtts.audio.audio_file import (
 )
 from myxtts.audio.format import frame_count, sample_rate_hz, use_sample_rate
 from myxtts.audio.sound_header import AudioHeader, UnusableAudio, read_header
-from myxtts.base.errors import DataError
+from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import FileStamp, file_stamp, write_csv
 from myxtts.base.members import is_url, member_of
 from myxtts.base.names import canonical_code, canonical_name
@@ -148,9 +148,19 @@ def build_manifest(
 
 
 def frontend_of(data: DataConfig) -> TextFrontend:
-    """Return the front end of a new run; raise DataError for an unusable --lexicon."""
+    """Return the front end of a new run.
+
+    Raises DataError for an unusable --lexicon, and ConfigError for an unknown front end, or one
+    that reads no words of a lexicon.
+    """
     lexicon = read_lexicon(Path(data.lexicon) if data.lexicon is not None else None)
-    return TextFrontend(data.text_frontend, data.text_normaliser, lexicon)
+    frontend = TextFrontend(data.text_frontend, data.text_normaliser, lexicon)
+    if not frontend.reader.has_phonemes and lexicon:
+        raise ConfigError(
+            f"--lexicon {data.lexicon} was given, but with --text-frontend {data.text_frontend}"
+            " words are not read. Leave out one of them."
+        )
+    return frontend
 
 
 def report_rejected(
@@ -346,7 +356,7 @@ def _usable_text(
                 yield utterance, symbols
     if left:
         most = ", ".join(word for word, _ in left.most_common(8))
-        line = "left           %d of %d texts have emoji or what espeak-ng reads in its own way: %s"
+        line = "left           %d of %d texts have emoji or what is read in a way of its own: %s"
         log.info(line, texts, len(audio), most)
     if named:
         most = ", ".join(word for word, _ in named.most_common(8))

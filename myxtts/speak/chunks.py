@@ -68,7 +68,7 @@ def encode_text(
         stages = frontend.stages(chunk, language)
         symbols = stages.symbols
         if stages.left:
-            line = "sentence %d: emoji, or read by espeak-ng in its own way: %s"
+            line = "sentence %d: emoji, or read in a way of its own: %s"
             log.info(line, number, " ".join(stages.left))
         if stages.named:
             line = "sentence %d: espeak-ng names the letters of %s instead of reading them. %s"

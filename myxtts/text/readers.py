@@ -8,7 +8,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 
 from myxtts.base import plugins
@@ -60,7 +60,7 @@ class Reader:
                 " its name alone."
             )
 
-    @property
+    @cached_property
     def version(self) -> str:
         """The installed version of `package`; "" without one."""
         try:
@@ -98,11 +98,17 @@ class Reader:
         `read`.
         """
         self.check_language(language)
+        language = canonical_code(language)
         symbols: list[str] = []
         for number, part in enumerate(_PHONEMES.split(text)):
             if not (part := part.strip()):
                 continue
             read = combined(part[2:-2].strip()) if number % 2 else [*self.read(part, language)]
+            if long := [symbol for symbol in read if len(combined(symbol)) != 1]:
+                raise DataError(
+                    f"{self.package} made the symbol {long[0]!r} of {part[:60]!r}, but a symbol is"
+                    " one letter with its marks. Update the package, or use another front end."
+                )
             if symbols and read and read[0] not in PUNCTUATION:
                 symbols.append(" ")
             symbols += read
@@ -152,7 +158,16 @@ def reader_of(frontend: str) -> Reader:
             f"the front end {name!r} is to read texts (--text-frontend), but installed are"
             f" {', '.join(known)}. Install the package that brings it."
         )
-    return plugins.load_one("frontends", name)(options)
+    try:
+        reader = plugins.load_one("frontends", name)(options)
+    except TypeError as error:
+        reader = error
+    if not isinstance(reader, Reader):
+        raise ConfigError(
+            f"the front end {name!r} of another package makes {reader!r}, and no Reader of"
+            " myxtts.text.readers. Update or remove the package."
+        )
+    return reader
 
 
 @cache

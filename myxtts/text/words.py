@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from myxtts.base.names import canonical_code
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.readers import PUNCTUATION, STRESS_AND_LENGTH
 
@@ -71,7 +72,7 @@ def words_of_text(
     """
     from rapidfuzz.distance import Levenshtein  # takes a while, and few ask for times
 
-    names = frontend.reader.words(text, language)
+    names = frontend.reader.words(text, canonical_code(language))
     alone: list[str] = []
     starts = []
     for name in names:

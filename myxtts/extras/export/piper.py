@@ -190,7 +190,9 @@ def voice_document(
     }
 
 
-def sherpa_metadata(language: str, espeak_voice: str, speakers: int) -> dict[str, str]:
+def sherpa_metadata(
+    language: str, espeak_voice: str, speakers: int, frontend: str
+) -> dict[str, str]:
     """Return the metadata of the graph that sherpa-onnx reads."""
     return {
         "model_type": "vits",
@@ -198,7 +200,7 @@ def sherpa_metadata(language: str, espeak_voice: str, speakers: int) -> dict[str
         "language": language,
         "voice": espeak_voice,
         "version": "1",
-        "has_espeak": "1",
+        "has_espeak": str(int(frontend == "phonemes")),
         "n_speakers": str(speakers),
         "sample_rate": str(sample_rate_hz()),
     }

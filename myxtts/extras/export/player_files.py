@@ -139,7 +139,7 @@ def voice_graph(
     document = piper.voice_document(
         table, language, espeak_voice, list(speakers), record.frontend, symbols
     )
-    metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers))
+    metadata = piper.sherpa_metadata(language, espeak_voice, len(speakers), record.frontend.kind)
     inputs = voice_inputs(player_ids_of(example, document["phoneme_id_map"]), len(speakers))
     variables = [*network.variables, *vocoder.variables]
     outputs = output, piper.DURATIONS
@@ -191,7 +191,8 @@ def speaker_mels(
 ) -> dict[str, np.ndarray]:
     """Return reference log-mels by speaker: of recordings, or of the corpus of the run.
 
-    In a corpus it is the beginning of the longest utterance. Raises DataError if none can be read.
+    In a corpus it is the beginning of the longest utterance, and who has most of them comes first:
+    players speak with the first. Raises DataError if none can be read.
     """
     data = run.record.settings.data
     if references:
@@ -202,7 +203,9 @@ def speaker_mels(
         raise DataError(f"{run.path} does not have the list of its corpus. {advice}")
     manifest, vocabulary = found
     mels = {}
-    for row, name in enumerate(vocabulary.speakers):
+    counts = np.bincount(manifest.speaker, minlength=len(vocabulary.speakers))
+    for row in np.argsort(-counts, kind="stable"):
+        name = vocabulary.speakers[row]
         (utterances,) = np.nonzero(manifest.speaker == row)
         if len(utterances):
             longest = utterances[manifest.samples[utterances].argmax()]

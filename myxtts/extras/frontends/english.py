@@ -4,14 +4,17 @@ Its chain is a port of misaki's: a lexicon of two sizes, parts of speech for wor
 two ways, rules for endings, and a network for other words. It reads numbers, too.
 """
 
+import string
 from collections.abc import Iterable
 from functools import cache
 
 from myxtts.base.errors import DataError, check_packages
-from myxtts.extras.frontends.scripts import check_letters
+from myxtts.extras.frontends.characters import readable
 from myxtts.text.readers import Reader, combined
 
-# Quotes and brackets are no pauses.
+READ = frozenset(string.ascii_letters + string.digits + "$£€%&@+=/#°")
+# Brackets are misaki's notation for phonemes. Dashes are pauses; quotes and brackets are none.
+WRITTEN = {ord("["): "(", ord("]"): ")", ord("—"): ", "}
 UNSPOKEN = dict.fromkeys(map(ord, '“”"()[]'))
 
 
@@ -27,8 +30,8 @@ class English(Reader):
         check_packages("--text-frontend english", "hibari")
 
     def read(self, text: str, language: str) -> Iterable[str]:
-        check_letters(text, ("Latn",), language)
-        phonemes = _chain(language == "en-gb")(text.replace(" —", ","))
+        text = readable(text.translate(WRITTEN), READ.__contains__, language)
+        phonemes = _chain(language == "en-gb")(text)
         if "❓" in phonemes:
             raise DataError(f"the front end english cannot read a word of {text[:60]!r}.")
         return combined(" ".join(phonemes.translate(UNSPOKEN).split()))

@@ -93,7 +93,7 @@ class PublishTest(unittest.TestCase):
             self.assertIn(part, card)
         for part in ("**Consent**: FILL IN", "MyXTTS abc", "`corpus` of 7 utterances"):
             self.assertIn(part, card)
-        self.assertIn("(samples/1-high.wav)", card)
+        self.assertIn("(samples/1-high.ogg)", card)
 
     def test_a_voice_without_weights_is_only_spoken_with(self):
         self.assertEqual([*self.speech.rglob("*.safetensors")], [])

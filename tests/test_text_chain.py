@@ -272,7 +272,7 @@ class InCorpora(FolderCase):
         with self.assertLogs("myxtts.corpus.build", "INFO") as logs:
             build_manifest(read_corpus(table, "en"), DataConfig(), LengthRule())
         self.assertIn(
-            "1 of 2 texts have emoji or what espeak-ng reads in its own way: [l", logs.output[0]
+            "1 of 2 texts have emoji or what is read in a way of its own: [l", logs.output[0]
         )
 
 

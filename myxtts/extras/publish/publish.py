@@ -96,7 +96,7 @@ def write_samples(speaker: ExportedSpeaker, texts: Sequence[str], folder: Path) 
     names = []
     for number, text in enumerate(texts, 1):
         for name in speaker.speakers:
-            names.append(f"samples/{number}-{name}.wav")
+            names.append(f"samples/{number}-{name}.ogg")
             write_sentences(folder / names[-1], speaker.speak(text, name))
     return names
 

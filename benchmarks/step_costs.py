@@ -45,6 +45,7 @@ def main() -> int:
     add("--tasks", nargs="+", default=["tts", "vocoder", "asr"], help="(default: all)")
     add("--sizes", nargs="+", default=["tiny"], help="of the networks (default: tiny)")
     add("--batch-size", type=bounded(int, 1, 999), default=8, help="utterances (default 8)")
+    add("--sample-rate", type=int, default=22050, help="in Hz (default 22050)")
     add("--steps", type=bounded(int, 1, 9_999), default=40, help="timed (default 40)")
     add("--shown", type=bounded(int, 0, 99), default=12, help="types of operations (default 12)")
     add("--kernels", action="store_true", help="count kernels on a virtual GPU, and time nothing")
@@ -60,6 +61,7 @@ def main() -> int:
         for size in options.sizes:
             named = ["--tasks", task, "--sizes", size, "--train-data", options.train_data]
             named += ["--batch-size", str(options.batch_size)]
+            named += ["--sample-rate", str(options.sample_rate)]
             if options.kernels:
                 print_kernels(f"{task} {size}", count_kernels(named))
             else:
@@ -85,7 +87,7 @@ def open_steps(options: argparse.Namespace) -> Iterator["Steps"]:
     from myxtts.run.start import resolve_start
 
     given = {"task": options.tasks[0], "model_size": options.sizes[0], "run": "costs"}
-    given |= {"train_data": options.train_data, "batch_size": options.batch_size}
+    given |= {name: getattr(options, name) for name in ("train_data", "batch_size", "sample_rate")}
     config = load(None, given | {"validate_every": 0, "sample_every": 0})
     with tempfile.TemporaryDirectory(prefix="myxtts-costs-") as name:
         folder = Path(name)

@@ -14,7 +14,7 @@ line has the pitch of voiced tokens at recorded durations, without the mean of e
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -96,7 +96,7 @@ class Ladder:
         self.waves: dict[str, list[np.ndarray]] = {}
         self.pitches: list[np.ndarray] = []
 
-    def batches(self, count: int) -> Iterator[tuple[list[int], dict]]:
+    def batches(self, count: int) -> Iterator[tuple[Sequence[int], dict]]:
         """Yield rows of the manifest with their features on the model device."""
         import tensorflow as tf
 
@@ -121,10 +121,11 @@ class Ladder:
 
     # Each rung makes mels with one part more of its own instead of the recording's, and one vocoder
     # makes all waves.
-    def climb(self, rows: list[int], batch: dict[str, Any]) -> None:
+    def climb(self, rows: Sequence[int], batch: dict[str, Any]) -> None:
         """Add the waves of a batch to all rungs."""
         from myxtts.corpus.sound import read_row
         from myxtts.tasks.tts.network import TEXT_INPUTS
+        from myxtts.tasks.tts.prosody import pitch_hz
 
         network, config = self.network, self.corpus.config
         for row in rows:
@@ -141,13 +142,13 @@ class Ladder:
             ("recorded prosody", recorded),
             ("predicted pitch, energy", predicted),
         ):
-            mel = self.teacher._mel(batch, speaker, encoded, mean, prosody, durations, path)
+            mel = self.teacher.mel_of(batch, speaker, encoded, mean, prosody, durations, path)
             self.add(name, len(rows), mel, frames)
         for name, options in self.spoken.items():
             mel, lengths, _ = network.synthesize(*(batch[key] for key in TEXT_INPUTS), options)
             self.add(name, len(rows), mel, lengths)
         is_voiced = (recorded.voiced.numpy() > 0.5) & (mask.numpy()[:, :, 0] > 0)
-        log_hz = 3.0 * np.log(2.0) / 12.0 * np.stack([recorded.pitch, predicted.pitch])
+        log_hz = np.log(pitch_hz(np.stack([recorded.pitch, predicted.pitch])))
         for row, voiced in enumerate(is_voiced[: len(rows)]):
             both = log_hz[:, row, voiced]
             self.pitches.append(both - both.mean(axis=1, keepdims=True))

@@ -1,6 +1,7 @@
 """Everyday words of the languages of espeak-ng, and whether the front end reads them."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from myxtts.base.errors import DataError
 from myxtts.text import espeak
 from myxtts.text.frontend import TextFrontend
 from myxtts.text.languages import letters_by_script, names_of, scripts_of
+from myxtts.text.readers import Reader
 
 WORDS = Path(__file__).resolve().parents[1] / "tests/common_words.tsv"
 NUMBERS = "1 2 3 10 24 123"
@@ -58,10 +60,15 @@ def verdict(code: str, words: str) -> Verdict:
     return Verdict(code, script, count, result, _digits(code), _others(code))
 
 
+@cache
+def _readers() -> dict[str, type[Reader]]:
+    """Return the front ends of this project, without installed packages of others."""
+    names = [name for name in plugins.names("frontends") if name in plugins.GROUPS["frontends"]]
+    return {name: plugins.load_one("frontends", name) for name in names}
+
+
 def _others(code: str) -> str:
-    built_in = [name for name in plugins.names("frontends") if name in plugins.GROUPS["frontends"]]
-    readers = {name: plugins.load_one("frontends", name) for name in built_in}
-    return ", ".join(f"`{name}`" for name in readers if code in readers[name].languages)
+    return ", ".join(f"`{name}`" for name, of in _readers().items() if code in of.languages)
 
 
 def _digits(code: str) -> str:

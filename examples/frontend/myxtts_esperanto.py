@@ -29,6 +29,8 @@ class Esperanto(Reader):
             vowels = [place for place, letter in enumerate(letters) if letter in VOWELS]
             stressed = vowels[max(len(vowels) - 2, 0) :][:1]
             for place, letter in enumerate(letters):
-                symbols += ["ˈ"] * (place in stressed) + [*LETTERS[letter]]
+                if place in stressed:
+                    symbols.append("ˈ")
+                symbols += LETTERS[letter]
             symbols += marks
         return symbols

@@ -25,9 +25,10 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     language = "language of the text; with a run of one language, that one, else en"
     add_flag(parser, "--language", language)
     front_end = "front end of a new run: a name of docs/guides/text.md"
-    add_flag(parser, "--text-frontend", front_end, default="phonemes")
+    either = parser.add_mutually_exclusive_group()
+    add_flag(either, "--text-frontend", front_end, default="phonemes")
     run = "folder of a run whose front end is used; by default that of a new run"
-    add_flag(parser, "--run", run, Path)
+    add_flag(either, "--run", run, Path)
     flags.add_checkpoint_flag(parser)
     flags.add_lexicon_flag(parser)
     return parser.parse(argv)
@@ -70,7 +71,5 @@ def lines(stages: Stages, frontend: TextFrontend, language: str) -> Iterator[tup
         yield "lexicon", f"{stages.lexicon} ({len(frontend.lexicon)} words)"
     yield frontend.kind, "".join(stages.symbols)
     if left := stages.left + stages.named:
-        yield (
-            "left",
-            f"{' '.join(left)} (in a way of its own; write as it is spoken if this is wrong)",
-        )
+        advice = "in a way of its own; write as it is spoken if this is wrong"
+        yield "left", f"{' '.join(left)} ({advice})"

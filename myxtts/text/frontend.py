@@ -14,15 +14,9 @@ from typing import Any, NamedTuple
 
 from myxtts.base.errors import DataError
 from myxtts.base.files import decode_text, table_beside
-from myxtts.text import espeak
+from myxtts.text import espeak, readers
 from myxtts.text.normalisers import Normaliser, words_of
-from myxtts.text.readers import (
-    PUNCTUATION,
-    STRESS_AND_LENGTH,
-    Reader,
-    reader_of,
-    warn_of_other_version,
-)
+from myxtts.text.readers import PUNCTUATION, STRESS_AND_LENGTH, Reader, reader_of
 from myxtts.text.sentences import CAPITAL, PHONEMES, SMALL, sentences_of
 
 _NO_STRESS = str.maketrans("", "", STRESS_AND_LENGTH)
@@ -132,7 +126,7 @@ class TextFrontend:
         normalised = replaced = normalise_text(text)
         reader = self.reader
         if reader.has_phonemes:
-            warn_of_other_version(reader.package, reader.version, self.version)
+            readers.warn_of_other_version(reader.package, reader.version, self.version)
             if reader.normalises and self.normaliser != "none":
                 sentences = sentences_of(normalised, language)
                 normalised = " ".join(_in_words(sentence, language) for sentence in sentences)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 # Marks that stay symbols: the model learns pauses from them.
 PUNCTUATION = ",.;:!?…"
 STRESS_AND_LENGTH = "ˈˌːˑ"
-PLAYED = "phonemes", "characters"  # the front ends that other players have
+PLAYED = {"phonemes": "espeak", "characters": "text"}  # those of other players, as Piper says
 _SILENT = frozenset(PUNCTUATION + STRESS_AND_LENGTH + " ")
 _PHONEMES = re.compile(f"({PHONEMES})")
 # A mark inside a number, a time, an abbreviation or an ordinal (den 3. maj) ends no clause.
@@ -152,14 +152,15 @@ def reader_of(frontend: str) -> Reader:
     Raises ConfigError for an unknown name, options that it does not take, or a missing package.
     """
     name, _, options = frontend.partition(":")
-    known = plugins.names("frontends")
-    if name not in known:
+    try:
+        make = plugins.load_one("frontends", name)
+    except KeyError:
         raise ConfigError(
             f"the front end {name!r} is to read texts (--text-frontend), but installed are"
-            f" {', '.join(known)}. Install the package that brings it."
-        )
+            f" {', '.join(plugins.names('frontends'))}. Install the package that brings it."
+        ) from None
     try:
-        reader = plugins.load_one("frontends", name)(options)
+        reader = make(options)
     except TypeError as error:
         reader = error
     if not isinstance(reader, Reader):

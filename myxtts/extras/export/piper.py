@@ -19,6 +19,7 @@ from myxtts.speak.chunks import FADE_S, FRONTEND, SCALES
 from myxtts.tasks.tts import alignment
 from myxtts.tasks.tts.network import TEMPERATURE, XTTS, SpeakerCondition
 from myxtts.text.frontend import SPELLINGS, TextFrontend
+from myxtts.text.readers import PLAYED
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
 
 NOISE_SCALE, LENGTH_SCALE, NOISE_W = SCALES
@@ -171,14 +172,13 @@ def voice_document(
         spellings = {chr(row): ids.get(mark.strip()) for row, mark in SPELLINGS.items()}
         others |= {point: number for point, number in spellings.items() if number}
         ids = {point: number for point, number in others.items() if len(point) == 1} | ids
-    # Players refuse a type that they do not know, and would read such a voice by espeak-ng else.
-    phoneme_type = {"characters": "text", "phonemes": "espeak"}.get(frontend.kind, frontend.kind)
     return {
         "audio": {"sample_rate": sample_rate_hz(), "quality": "medium"},
         "espeak": {"voice": espeak_voice},
         "language": {"code": language},
         "inference": {"noise_scale": NOISE_SCALE, "length_scale": LENGTH_SCALE, "noise_w": NOISE_W},
-        "phoneme_type": phoneme_type,
+        # Players refuse a type that they do not know; else they would read such a voice wrongly.
+        "phoneme_type": PLAYED.get(frontend.kind, frontend.kind),
         "phoneme_map": {},
         "phoneme_id_map": ids,
         "num_symbols": len(table.is_mark),

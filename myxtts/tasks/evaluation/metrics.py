@@ -94,8 +94,7 @@ def dnsmos(wave: np.ndarray) -> Means:
     """Return the ratings of a wave, float32 [samples], that DNSMOS predicts, 1 to 5.
 
     They need no reference: P.808 (Reddy et al. 2021) and the overall one of P.835 (Reddy et al.
-    2022), by the package `speechmos` at 16 kHz; and their mean, since P.808 alone hardly hears
-    smooth mels. Empty without it.
+    2022), by the package `speechmos` at 16 kHz, and their mean. Empty without the package.
     """
     if not is_installed("dnsmos_p808"):
         return {}

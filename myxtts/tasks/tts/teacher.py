@@ -46,7 +46,7 @@ class TeacherModel:
         ends = prosody.token_ends_within(predicted.log_duration, real_token, limit)
         path = alignment.path_within(ends, padded_frames)
         durations = alignment.durations_of_path(path, tf.shape(mean)[1])
-        mel = self._mel(batch, speaker, encoded, mean, predicted, durations, path)
+        mel = self.mel_of(batch, speaker, encoded, mean, predicted, durations, path)
         by_token = tf.stack([predicted.voiced, predicted.pitch], axis=-1)
         voiced, pitch = tf.unstack(alignment.gather_rows(by_token, path), axis=-1)
         # The voiced part of a token comes first: only its length is known.
@@ -63,9 +63,10 @@ class TeacherModel:
         speaker, encoded, mean, _ = self.network.encode_texts(batch)
         path = self.network.align(batch)
         recorded, durations = self.network.recorded_prosody(batch, path, speaker)
-        return self._mel(batch, speaker, encoded, mean, recorded, durations, path)
+        return self.mel_of(batch, speaker, encoded, mean, recorded, durations, path)
 
-    def _mel(self, batch, speaker, encoded, mean, token_prosody, durations, path):
+    def mel_of(self, batch, speaker, encoded, mean, token_prosody, durations, path):
+        """Return the log-mel of encoded texts with a prosody on a path, as `speak`."""
         frame = alignment.frame_indices(path)
         condition = self.network.decode(
             encoded, mean, token_prosody, durations, path, frame, speaker.voice

@@ -422,10 +422,12 @@ class Cache(CorpusCase):
         values = {"min_seconds": 0.31, "max_seconds": 19.0, "text_frontend": "phonemes"}
         values["trim"] = 40.0
         values["text_normaliser"] = "none"
-        values["lexicon"] = str(self.outside / "lexicon.tsv")
-        Path(values["lexicon"]).write_text("a\tb\n")
         for name, value in values.items():
             self.assertTrue(self.cached(**{name: value})[1], name)
+        self.cached(text_frontend="phonemes")
+        lexicon = self.outside / "lexicon.tsv"
+        lexicon.write_text("a\tb\n")
+        self.assertTrue(self.cached(text_frontend="phonemes", lexicon=str(lexicon))[1])
         vocabulary = self.cached()[0][1]
         self.assertTrue(self.cached(vocabulary=vocabulary)[1])
 

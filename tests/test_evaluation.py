@@ -223,6 +223,30 @@ class OthersTest(unittest.TestCase):
         ):
             self.assertEqual(recogniser.normalise_reference(text, language), expected)
 
+    # What onnx-asr returns: a text, and the log-probability of each of its tokens.
+    def test_a_model_of_onnx_asr_is_asked_at_its_rate_and_says_how_sure_it_is(self):
+        heard = mock.Mock(text="hello", logprobs=[np.log(0.5), np.log(0.5)])
+        package = mock.MagicMock()
+        model = package.load_model.return_value.with_timestamps.return_value
+        model.recognize.return_value = heard
+        modules = mock.patch.dict("sys.modules", {"onnx_asr": package})
+        found = mock.patch("myxtts.base.errors.find_spec")
+        with modules, found, mock.patch(f"{RECOGNISERS}.version", return_value="0.9"):
+            recogniser = open_recogniser(Path("onnx:whisper-base=folder"), MODEL)
+            ((text, surety),) = recogniser.hear([glide()])
+            heard.logprobs = None
+            ((_, unknown),) = recogniser.hear([glide()])
+            package.load_model.assert_called_once_with("whisper-base", "folder")
+            package.load_model.side_effect = ValueError("no such model")
+            with self.assertRaisesRegex(ConfigError, "cannot load 'none': no such model"):
+                open_recogniser(Path("onnx:none"), MODEL)
+        self.assertEqual((text, unknown), ("hello", 1.0))
+        self.assertAlmostEqual(surety, 0.5)
+        samples = len(model.recognize.call_args.args[0])
+        self.assertAlmostEqual(samples / 16_000, len(glide()) / SAMPLE_RATE_HZ, delta=0.01)
+        self.assertEqual(model.recognize.call_args.kwargs, {"sample_rate": 16_000})
+        self.assertEqual(recogniser.normalise_reference("Ça va, “toi” ?", "fr"), "ça va toi")
+
     def test_a_missing_recogniser_is_named(self):
         with (
             mock.patch("myxtts.base.errors.find_spec", return_value=None),

@@ -166,8 +166,8 @@ class InspectionTest(unittest.TestCase):
             self.assertEqual(reported(lambda: inspect.main(flags)), (0, ""))
         printed = output.getvalue()
         for text in (
-            *("25 in 0.01 h", "1: anna (25)", "clipping         1  05.wav", "excluded.csv"),
-            "duplicate        1  24.wav: the recording of 03.wav, with another text",
+            *("25 in 0.01 h", "1: anna (25)", "clipping            1  05.wav", "excluded.csv"),
+            "duplicate           1  24.wav: the recording of 03.wav, with another text",
         ):
             self.assertIn(text, printed)
         with open(out / "excluded.csv", newline="", encoding="utf-8") as file:
@@ -185,6 +185,22 @@ class InspectionTest(unittest.TestCase):
         self.assertEqual((len(kept.rows), len(excluded)), (20, 5))
         self.assertEqual({row.audio for row in excluded}, {path for path, _ in FAULTS})
         self.assertEqual({row.reason for row in excluded}, {"excluded"})
+
+    def test_a_recogniser_finds_a_text_that_it_hears_otherwise(self):
+        out, corpus = self.folder / "heard", str(self.folder / "corpus.csv")
+        texts = [row.text for row in read_corpus(corpus, "en").rows]
+        texts[8] = "quite another one"
+        judge = mock.Mock(normalise_reference=lambda text, language: text)
+        judge.transcribe.side_effect = lambda waves: [texts[n] for n, _ in enumerate(waves)]
+        flags = ["--train-data", corpus, "--text-frontend", "characters", "--out", str(out)]
+        printed = io.StringIO()
+        with (
+            mock.patch("myxtts.extras.inspect.heard.recogniser_of", return_value=judge),
+            contextlib.redirect_stdout(printed),
+        ):
+            self.assertEqual(reported(lambda: inspect.main([*flags, "--asr", "judge"])), (0, ""))
+        self.assertRegex(printed.getvalue(), r"heard otherwise +1  08.wav: 'quite another one', ")
+        self.assertIn('08.wav,"heard otherwise', (out / "excluded.csv").read_text("utf-8"))
 
     def test_a_fault_of_most_clips_excludes_none_and_other_faults_still_do(self):
         clips = [mock.Mock(id=str(number)) for number in range(10)]

@@ -28,22 +28,22 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1965,
+    "base": 1968,
     "config": 1717,
     "audio": 1716,
     "text": 1914,
     "distributed": 863,
-    "corpus": 2192,
+    "corpus": 2193,
     "placement": 1144,
     "speak": 737,
     "batches": 1516,
     "checkpoints": 972,
     "report": 1641,
-    "tasks": 7058,
+    "tasks": 7143,
     "run": 3747,
     "trial": 2952,
     "commands": 896,
-    "extras": 8231,
+    "extras": 9077,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.

@@ -110,6 +110,10 @@ class PublishTest(unittest.TestCase):
         ann = {"name": "ann", "model": "hum", "version": "1", "voice": "a", "source": "PyPI hum"}
         ann |= {"sha256": "ab", "licence": "", "consent": "synthetic"}
         ancestry = {"speakers": [ann, ann | {"voice": "b"}], "texts": {"from": "own, CC0"}}
+        made = {"rows": 9, "hours": 1.5, "texts": "read in them", "left_out": {"not said": 2}}
+        cut = publish.origin({"recordings": made})
+        self.assertIn("9 stretches of 1.50 h", cut["data"])
+        self.assertIn("left out: 2 not said", cut["data"])
         card = publish.origin(ancestry)
         spoken = "hum 1 a, FILL IN its licence, from PyPI hum, SHA-256 ab and by hum 1 b, "
         self.assertIn(f"texts: own, CC0; spoken by {spoken}", card["data"])

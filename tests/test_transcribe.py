@@ -131,7 +131,7 @@ class TranscriberTest(RecogniserCase):
 
     def test_times_of_chunks_are_those_in_the_wave(self):
         wave = noise(45.0)
-        ((_, sentences),) = self.transcriber.transcribe_timed([wave])
+        ((_, sentences, _),) = self.transcriber.transcribe_timed([wave])
         starts_s = np.cumsum([0, *map(len, split_wave(wave))]) / SAMPLE_RATE_HZ
         self.assertEqual(len(sentences), len(starts_s) - 1)
         for words, start_s, end_s in zip(sentences, starts_s[:-1], starts_s[1:], strict=True):

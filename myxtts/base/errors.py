@@ -65,7 +65,10 @@ def lacking_memory(error: Exception) -> str:
     return line.rstrip(".")
 
 
-OF_PYPI = {"hibari": "hibari-tts"}  # names of packages there, unlike those in Python
+OF_PYPI = {
+    "hibari": "hibari-tts",
+    "onnx_asr": "onnx-asr",
+}  # names of packages there, unlike those in Python
 
 
 def check_packages(purpose: str, *packages: str) -> None:

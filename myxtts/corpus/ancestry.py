@@ -1,4 +1,4 @@
-"""What a corpus says of the voices that have spoken it: corpus.json, beside its metadata."""
+"""What a corpus says of how it was made: corpus.json, beside its metadata."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def read_ancestry(train_data: str | None) -> dict[str, Any]:
-    """Return corpus.json of a corpus on this machine; empty without one that names speakers."""
+    """Return corpus.json of a corpus on this machine: its speakers, or its recordings; or empty."""
     corpus = Path(train_data or "")
     folder = corpus if corpus.is_dir() else corpus.parent
     file = folder / ANCESTRY
@@ -22,4 +22,5 @@ def read_ancestry(train_data: str | None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         log.warning("%s is left out, so the model card will not have it: %s", file, error)
         return {}
-    return document if isinstance(document, dict) and "speakers" in document else {}
+    known = isinstance(document, dict) and {"speakers", "recordings"} & document.keys()
+    return document if known else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import soxr
 
 from myxtts.audio.format import sample_rate_hz
-from myxtts.base.errors import ConfigError
+from myxtts.base.errors import ConfigError, check_packages
 from myxtts.base.files import make_folder, write_whole
 from myxtts.config import parser as flags
 from myxtts.config.schema import Config
@@ -31,6 +31,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> tuple[Config, ar
     run = "folder of a voice that was trained on the corpus, which also finds wrong texts"
     flags.add_flag(parser, "--run", run, Path, dest="voice")
     flags.add_checkpoint_flag(parser)
+    asr = "recogniser that hears the clips: a run, pocketsphinx or onnx:MODEL of onnx-asr"
+    flags.add_flag(parser, "--asr", asr, Path, "RUN")
     out = "folder for inspection.html and excluded.csv (default: inspection)"
     flags.add_flag(parser, "--out", out, Path, default=Path("inspection"))
     config, options = read_settings(parser, argv)
@@ -54,6 +56,11 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         from myxtts.extras.inspect.with_run import inspect_with_run
 
         inspection = inspect_with_run(config.data, options.voice, options.checkpoint)
+    if options.asr is not None:
+        check_packages("--asr", "jiwer", "tensorflow")
+        from myxtts.extras.inspect.heard import hear_clips
+
+        hear_clips(inspection, options.asr)
     report(inspection, str(config.data.train_data), options.out)
     return 0
 

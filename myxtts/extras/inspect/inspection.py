@@ -166,10 +166,10 @@ class Inspection:
             lines.append(" ".join([f"{name:<28}", *(f"{value:>9.2f}" for value in values)]))
         if not self.findings:
             return "\n".join([*lines, "", "no faults found"])
-        lines += ["", f"{'fault':<12} {'clips':>5}  the worst"]
+        lines += ["", f"{'fault':<15} {'clips':>5}  the worst"]
         for fault, findings in self.of_fault().items():
             worst = f"{findings[0].id}: {findings[0].detail}"
-            lines.append(f"{fault:<12} {len(findings):>5}  {worst}")
+            lines.append(f"{fault:<15} {len(findings):>5}  {worst}")
         return "\n".join(lines)
 
     def of_fault(self) -> dict[str, list[Finding]]:

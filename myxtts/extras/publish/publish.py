@@ -145,9 +145,14 @@ def card_facts(trained: TrainedRun, folder: Path, text: str) -> dict[str, Any]:
 
 def origin(ancestry: dict[str, Any]) -> dict[str, str]:
     """Return what the model card says of consent and data, from the corpus.json of a corpus."""
-    if not ancestry:
+    if "speakers" not in ancestry:
         consent = "Who has agreed to the publication of their voice, when, for which uses."
-        return {"consent": f"FILL IN. {consent}", "data": "FILL IN"}
+        found = ""
+        if made := ancestry.get("recordings"):
+            left = ", ".join(f"{count} {reason}" for reason, count in made["left_out"].items())
+            found = f"; {made['rows']} stretches of {made['hours']:.2f} h of recordings, with texts"
+            found += f" {made['texts']}; left out: {left or 'nothing'}"
+        return {"consent": f"FILL IN. {consent}", "data": f"FILL IN{found}"}
     consents, data = [], [f"texts: {ancestry['texts']['from'] or 'FILL IN'}"]
     for speaker in ancestry["speakers"]:
         name = " ".join(filter(None, (speaker["model"], speaker["version"], speaker["voice"])))

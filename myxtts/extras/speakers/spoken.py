@@ -258,15 +258,10 @@ def _misheard(
 ) -> dict[str, str]:
     """Return why clips are left out that a recogniser hears otherwise than they are written."""
     check_packages("--recogniser", "jiwer", "tensorflow")
-    # These import TensorFlow, which takes seconds.
-    from myxtts.placement import devices
-    from myxtts.tasks.evaluation.recognisers import POCKETSPHINX, open_recogniser
-    from myxtts.text.error_rates import error_rates
+    # Imports TensorFlow, which takes seconds.
+    from myxtts.extras.inspect.heard import fault_of, recogniser_of
 
-    device = "/CPU:0"
-    if str(recogniser) != POCKETSPHINX:
-        device = devices.configure_default().routes[0].model
-    judge = open_recogniser(recogniser, device)
+    judge = recogniser_of(recogniser)
     by = f"{recogniser} {judge.checkpoint}"
     heard = _heard(out / HEARD, by)
     left = [clip for clip in clips if clip.path not in heard]
@@ -277,12 +272,9 @@ def _misheard(
             print(json.dumps({"path": clip.path, "by": by, "heard": text}), file=file, flush=True)
     reasons = {}
     for clip in clips:
-        written = judge.normalise_reference(clip.text, clip.language)
-        if not written:  # digits, which pocketsphinx cannot judge
-            continue
-        rate = error_rates([written], [heard[clip.path]])["character_error_rate"]
-        if rate > max_error_rate:
-            reasons[clip.path] = f"heard otherwise: {heard[clip.path]!r}, {rate:.0%} errors"
+        of = fault_of(judge, clip.text, clip.language, heard[clip.path], max_error_rate)
+        if of:
+            reasons[clip.path] = f"heard otherwise: {of[0]}"
     return reasons
 
 

@@ -2,11 +2,12 @@
 
 import itertools
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -37,6 +38,17 @@ PAUSE_S = 0.2  # over which the power of a pause is averaged
 log = logging.getLogger(__name__)
 
 
+class Transcript(NamedTuple):
+    """What was heard, the words of each chunk, and the mean probability of a symbol.
+
+    A beam search has no times and no probability.
+    """
+
+    text: str
+    sentences: list[list[TimedWord]]
+    surety: float
+
+
 class NetworkTranscriber:
     """Speech recognition with the weights that a network on the device has; see `Transcriber`.
 
@@ -65,7 +77,10 @@ class NetworkTranscriber:
                 # The best symbols alone make no beam.
                 if beam_width:
                     return logits, frames
-                return emissions(logits, frames)
+                best, begins = emissions(logits, frames)
+                likely = tf.reduce_max(tf.nn.log_softmax(logits), axis=2)
+                real = tf.sequence_mask(frames, tf.shape(logits)[1], tf.float32)
+                return best, begins, tf.reduce_sum(likely * real, axis=1)
 
         signature = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
         self._recognise = tf.function(recognise, input_signature=signature, autograph=False)
@@ -78,7 +93,11 @@ class NetworkTranscriber:
         """Yield the text of each wave, float32 [samples] in [-1, 1], in the notation
         of the run (see `normalise_reference`).
         """
-        return (text for text, _ in self.transcribe_timed(waves, throttle))
+        return (heard.text for heard in self.transcribe_timed(waves, throttle))
+
+    def hear(self, waves: Iterable[np.ndarray]) -> Iterator[tuple[str, float]]:
+        """Yield the text of each wave, and how sure it is: the mean probability of a symbol."""
+        return ((heard.text, heard.surety) for heard in self.transcribe_timed(waves))
 
     # Waves come in one by one. They are collected to groups of ten minutes, trimmed, and split at
     # pauses into chunks of at most 20 s. The chunks of a whole group are batched by length, so that
@@ -86,11 +105,10 @@ class NetworkTranscriber:
     # many as it has chunks, and adds the samples before a chunk to the times of its words.
     def transcribe_timed(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
-    ) -> Iterator[tuple[str, list[list[TimedWord]]]]:
+    ) -> Iterator[Transcript]:
         """Do the same as `transcribe`, and yield the times of each chunk's words with the text.
 
-        A symbol lasts until the frame that emits the next one. A beam search has no such frames,
-        and so no times.
+        A symbol lasts until the frame that emits the next one.
         """
         for group in group_waves(waves, round(GROUP_S * sample_rate_hz())):
             spans = [(0, len(wave)) for wave in group]
@@ -104,13 +122,16 @@ class NetworkTranscriber:
             # off.
             for chunks_of_wave, (first, _) in zip(chunks_by_wave, spans, strict=True):
                 texts, sentences, start_s = [], [], first / sample_rate_hz()
+                likely, count = 0.0, 0
                 for chunk in chunks_of_wave:
-                    text, symbols, edges_s = next(transcripts)
+                    text, symbols, edges_s, log_probability = next(transcripts)
+                    likely, count = likely + log_probability, count + len(symbols)
                     texts.append(text.strip())
                     words = time_words(words_of_symbols(symbols), start_s + edges_s)
                     sentences += [words] if words else []
                     start_s += len(chunk) / sample_rate_hz()
-                yield " ".join(filter(None, texts)), sentences
+                surety = math.exp(likely / max(count, 1)) if count else 0.0
+                yield Transcript(" ".join(filter(None, texts)), sentences, surety)
 
     def normalise_reference(self, text: str, language: str) -> str:
         """Convert a reference text to the notation of the run; raise DataError if it has none."""
@@ -125,9 +146,11 @@ class NetworkTranscriber:
 
     def _transcribe_chunks(
         self, chunks: Sequence[np.ndarray], throttle: Throttle
-    ) -> list[tuple[str, list[str], np.ndarray]]:
-        """Return the text of each chunk, its N symbols, and their edges in seconds, [N + 1]."""
-        transcripts: dict[int, tuple[str, list[str], np.ndarray]] = {}
+    ) -> list[tuple[str, list[str], np.ndarray, float]]:
+        """Return the text of each chunk, its N symbols, their edges in seconds, [N + 1], and the
+        log-probability of all.
+        """
+        transcripts: dict[int, tuple[str, list[str], np.ndarray, float]] = {}
         for indices, padded in bucket_batches([len(chunk) for chunk in chunks]):
             throttle()
             wave = np.zeros((len(indices), padded), np.float32)
@@ -141,21 +164,20 @@ class NetworkTranscriber:
         return [transcripts[index] for index in range(len(chunks))]
 
     def _decoded(
-        self, outputs: tuple[tf.Tensor, tf.Tensor]
-    ) -> Iterator[tuple[str, list[str], np.ndarray]]:
+        self, outputs: Sequence[tf.Tensor]
+    ) -> Iterator[tuple[str, list[str], np.ndarray, float]]:
         """Yield the items of `_transcribe_chunks` from the outputs of `_recognise`."""
         table = self.vocabulary.symbols
         if self._beam_width:
             ids, counts = beam_search_decode(outputs[0], outputs[1], self._beam_width)
             for text in decoded_texts(ids, counts, table):
-                yield text, [], np.zeros(1)
+                yield text, [], np.zeros(1), 0.0
             return
-        best_symbols, beginnings = outputs
-        for best, begins in zip(best_symbols.numpy(), beginnings.numpy(), strict=True):
+        for best, begins, likely in zip(*(of.numpy() for of in outputs), strict=True):
             frames = np.flatnonzero(begins & (best >= FIRST_SYMBOL_ID))
             symbols = table.decode(best[frames])
             edges = np.append(frames, frames[-1:] + 1)
-            yield "".join(symbols), symbols, self._frame_s * edges
+            yield "".join(symbols), symbols, self._frame_s * edges, float(likely)
 
 
 class Transcriber(NetworkTranscriber):
@@ -204,7 +226,7 @@ def write_transcripts(
 
     transcripts: list[dict[str, Any]] = []
     timed = transcriber.transcribe_timed(waves())
-    for number, (file, (text, sentences)) in enumerate(zip(files, timed, strict=True)):
+    for number, (file, (text, sentences, _)) in enumerate(zip(files, timed, strict=True)):
         # File names need not be UTF-8.
         name = os.fsencode(file).decode(errors="replace")
         print(f"{name}\t{text}", flush=True)

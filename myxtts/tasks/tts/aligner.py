@@ -44,12 +44,15 @@ class Aligner(CompositeLayer):
         Normalised mel float32 [B, T, 80]; `real`, float32 [B, T], 0 for padding; tokens int32 [B,
         N], token_count int32 [B] -> float32 [B, T, N] twice.
         """
-        hidden = self.hidden(self.conv(normalised_bands(mel, real)))
-        symbols = self.symbol_embedding(tokens)
-        products = tf.matmul(self.out(self.norm(hidden)), symbols, transpose_b=True)
         prior = diagonal_prior(real, token_count, tf.shape(tokens)[1])
-        scores = products * (SCALE * CHANNELS**-0.5) + prior
+        scores = self.products(mel, real, tokens) + prior
         return tf.nn.log_softmax(scores), tf.nn.log_softmax(prior)
+
+    def products(self, mel, real, symbols):
+        """Return how alike frames and symbols, int32 [B or 1, N], are: float32 [B, T, N]."""
+        hidden = self.norm(self.hidden(self.conv(normalised_bands(mel, real))))
+        products = tf.matmul(self.out(hidden), self.symbol_embedding(symbols), transpose_b=True)
+        return products * (SCALE * CHANNELS**-0.5)
 
 
 def normalised_bands(mel, real):

@@ -139,6 +139,17 @@ class English(unittest.TestCase):
                 read("english", text, "en")
 
 
+@unittest.skipUnless(find_spec("text2tashkeel"), "text2tashkeel")
+class Arabic(unittest.TestCase):
+    def test_vowels_that_are_not_written_are_read_and_those_that_are_stay(self):
+        self.assertEqual(read("arabic", "كتب الولد", "ar"), read("phonemes", "كَتَبَ الوَلَدَ", "ar"))
+        self.assertEqual(
+            read("arabic", "كُتِبَ، [[ta]]!", "ar"), read("phonemes", "كُتِبَ، [[ta]]!", "ar")
+        )
+        with self.assertRaisesRegex(DataError, "reads ar"):
+            read("arabic", "سلام", "fa")
+
+
 @unittest.skipUnless(find_spec("piper_plus_g2p"), "piper-plus-g2p")
 class PiperPlus(unittest.TestCase):
     def test_japanese_and_chinese_are_read_with_accents_and_tones(self):

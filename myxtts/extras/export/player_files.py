@@ -266,8 +266,9 @@ def onnx_models(graph: Graph, name: str, precisions: Iterable[str]) -> dict[str,
     return {kind: of.SerializeToString() for kind, of in models.items()}
 
 
-# Each trained matrix is replaced by a smaller constant and a node that restores it under the old
-# name, so the rest of the graph need not change. These nodes come first.
+# Each trained matrix is replaced by a smaller constant and nodes that restore it under the old
+# name, so the rest of the graph need not change. These nodes come first, and runtimes fold them.
+# DequantizeLinear they would compute in each sentence, and again where a matrix is used again.
 def reduced_model(model, trained: Collection[str], kind: str):
     """Store trained matrices of a model in fewer bits; in int8, each column has its own scale."""
     from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -279,16 +280,14 @@ def reduced_model(model, trained: Collection[str], kind: str):
     nodes = []
     for tensor in [x for x in reduced.graph.initializer if x.name in trained]:
         name, array = tensor.name, numpy_helper.to_array(tensor)
-        names = [f"{name}_{kind}", f"{name}_scale"]
-        if kind == "float16":
-            small = array.astype(np.float16)
-            nodes.append(helper.make_node("Cast", names[:1], [name], to=TensorProto.FLOAT))
-        else:
+        small, stored, restored = array.astype(np.float16), f"{name}_{kind}", name
+        if kind == "int8":
             scale = np.maximum(np.abs(array).max(axis=0), 1e-9) / np.float32(127.0)
-            small = np.rint(array / scale).astype(np.int8)
-            reduced.graph.initializer.append(numpy_helper.from_array(scale, names[1]))
-            nodes.append(helper.make_node("DequantizeLinear", names, [name], axis=1))
-        tensor.CopyFrom(numpy_helper.from_array(small, names[0]))
+            small, restored = np.rint(array / scale).astype(np.int8), f"{name}_scaled"
+            reduced.graph.initializer.append(numpy_helper.from_array(scale, f"{name}_scale"))
+            nodes.append(helper.make_node("Mul", [restored, f"{name}_scale"], [name]))
+        nodes.insert(0, helper.make_node("Cast", [stored], [restored], to=TensorProto.FLOAT))
+        tensor.CopyFrom(numpy_helper.from_array(small, stored))
     nodes += reduced.graph.node
     del reduced.graph.node[:]
     reduced.graph.node.extend(nodes)

@@ -87,8 +87,7 @@ def _value_info(name: str, tensor):
 def _kind(dtype: tf.DType) -> int:
     from onnx import helper
 
-    if dtype == tf.int32:
-        dtype = tf.int64
+    dtype = tf.int64 if dtype == tf.int32 else dtype
     return helper.np_dtype_to_tensor_dtype(np.dtype(dtype.as_numpy_dtype))
 
 

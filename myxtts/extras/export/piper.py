@@ -17,7 +17,7 @@ from myxtts.audio.format import HOP_SAMPLES, sample_rate_hz
 from myxtts.config.synthesis import BOUNDS, SynthesisOptions
 from myxtts.speak.chunks import FADE_S, FRONTEND, SCALES
 from myxtts.tasks.tts import alignment
-from myxtts.tasks.tts.network import TEMPERATURE, XTTS, SpeakerCondition
+from myxtts.tasks.tts.network import REDUCTION_FACTOR, TEMPERATURE, XTTS, SpeakerCondition
 from myxtts.text.frontend import SPELLINGS, TextFrontend
 from myxtts.text.readers import PLAYED
 from myxtts.text.symbols import BEGIN_ID, END_ID, FIRST_SYMBOL_ID, PADDING_ID
@@ -140,6 +140,7 @@ def mel_function(
             options.guidance,
             tf.constant([options.seed, 0]),
             TEMPERATURE * scales[0] / NOISE_SCALE,
+            lambda frames: -frames % REDUCTION_FACTOR,
         )
         durations = alignment.durations_of_path(path, tf.shape(tokens)[1])[0]
         return mel, tf.scatter_nd(places, durations, tf.shape(ids, tf.int64))[None, None]

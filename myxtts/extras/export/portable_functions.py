@@ -121,7 +121,7 @@ def normal_numbers(shape, seed, word=tf.uint64, product: Callable = _product):
     count = tf.reduce_prod(shape)
     # Each draw of four words takes the next counter.
     first = tf.cast(tf.range((count + 3) // 4), word)
-    words = [first, *(tf.fill(tf.shape(first), constant(part)) for part in _words(counter)[1:])]
+    words = [first, *(constant(part) for part in _words(counter)[1:])]
     keys = _words(key)
     xor = tf.bitwise.bitwise_xor
     for _ in range(PHILOX_ROUNDS):
@@ -133,7 +133,7 @@ def normal_numbers(shape, seed, word=tf.uint64, product: Callable = _product):
             low_0,
         ]
         keys = [(k + step) & LOW_32 for k, step in zip(keys, PHILOX_KEY_STEPS, strict=True)]
-    mantissas = (tf.cast(tf.math.floormod(part, constant(MANTISSA)), tf.int64) for part in words)
+    mantissas = (tf.cast(part & constant(MANTISSA - 1), tf.int64) for part in words)
     uniform = [tf.cast(mantissa, tf.float32) / MANTISSA for mantissa in mantissas]
     normals = []
     for radius, turn in (uniform[:2], uniform[2:]):
@@ -153,9 +153,9 @@ def convolution(x, kernel: np.ndarray, padding: bytes):
     if padding == b"SAME":
         before = (taps - 1) // 2
         x = tf.pad(x, [[0, 0], [0, 0], [before, taps - 1 - before], [0, 0]])
-    length = tf.shape(x)[2] - (taps - 1)
-    windows = tf.concat([x[:, :, i : i + length] for i in range(taps)], axis=3)
-    return tf.matmul(windows, kernel.reshape(-1, kernel.shape[3]))
+    places = tf.range(tf.shape(x)[2] - (taps - 1))[:, None] + tf.range(taps)
+    rows = tf.reshape(tf.gather(x, places, axis=2), [tf.shape(x)[0], 1, -1, taps * x.shape[3]])
+    return tf.matmul(rows, kernel.reshape(-1, kernel.shape[3]))
 
 
 def upper_bound(rows, values):

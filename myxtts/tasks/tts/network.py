@@ -316,10 +316,11 @@ class XTTS(keras.Model):
         guidance,
         seed,
         temperature=TEMPERATURE,
+        padding=grid_padding,
     ):
         """Do the same as `synthesize` for a SpeakerCondition, with options as tensors or numbers.
 
-        `texts` has `tokens` and `token_count`; `temperature` scales the initial noise of the flow.
+        `texts` has `tokens` and `token_count`, `temperature` scales the noise; see `grid_padding`.
         """
         encoded, mean, mask = self._encode(texts, speaker)
         predicted = self.predict_prosody(encoded, speaker, mask)
@@ -332,8 +333,7 @@ class XTTS(keras.Model):
         ends = tf.cast(prosody.token_ends(spoken.log_duration, real_token, speed), tf.int32)
         frames = ends[:, -1]
         longest = tf.reduce_max(frames)
-        padded = longest + grid_padding(longest)
-        path = alignment.path_from_ends(ends, texts["token_count"], padded)
+        path = alignment.path_from_ends(ends, texts["token_count"], longest + padding(longest))
 
         durations = alignment.durations_of_path(path, tf.shape(mean)[1])
         frame = alignment.frame_indices(path)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from myxtts.config.synthesis import bounds_of
+from myxtts.config.synthesis import ODE_STEPS, bounds_of
 
 
 def flag_of(name: str) -> str:
@@ -340,7 +340,7 @@ class ModelConfig(Section):
     """Train decoder and flow on a random segment of this duration from each utterance."""
     gradient_checkpointing: Annotated[bool, needs(task=("tts", "vocoder"))] = False
     """Recompute activations in the backward pass: less memory, more time."""
-    ode_steps: Annotated[int, bounds_of("ode_steps"), needs(task="tts"), IN_SCORES] = 4
+    ode_steps: Annotated[int, bounds_of("ode_steps"), needs(task="tts"), IN_SCORES] = ODE_STEPS
     """Steps of the ODE solver from noise to speech; more are more accurate and slower."""
     guidance: Annotated[float, bounds_of("guidance"), needs(task="tts"), IN_SCORES] = 1.0
     """Scale of classifier-free guidance in synthesis; all but 1 (off) take twice the time."""

@@ -73,7 +73,7 @@ class Placing(unittest.TestCase):
 class CommandTest(FolderCase):
     def align(self, *flags: str) -> tuple[int, str]:
         with mock.patch("myxtts.placement.devices.configure"):
-            return reported(lambda: align_command.main([*flags, "--out", str(self.folder / "out")]))
+            return reported(lambda: align_command.main(["--out", str(self.folder / "out"), *flags]))
 
     # Demo sentences are spoken, so that it is known where each begins. One is not in the text, and
     # one of the text is not spoken.
@@ -150,6 +150,7 @@ class CommandTest(FolderCase):
             ("--train-data {}", "--run is needed"),
             ("--train-data {} --run {} --text {}", "not allowed with"),
             ("--train-data {} --run {} --audio {}", "--audio was given"),
+            ("--audio {}/audio --text {}/empty.txt --out {} --language en", "has other files"),
             ("--audio {}/audio --asr onnx:none", "needs onnx_asr"),
         ):
             with self.subTest(flags):

@@ -17,14 +17,14 @@ from tqdm import tqdm
 
 from myxtts.audio.format import frames_in
 from myxtts.base.errors import ConfigError, DataError
-from myxtts.base.files import decode_text, make_folder
+from myxtts.base.files import decode_text
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.flags import SETTINGS
 from myxtts.corpus.audio_folder import suffix_of
 from myxtts.corpus.rows import DEFAULT_SPEAKER
 from myxtts.extras.align.listener import Listener
 from myxtts.extras.align.placing import Placed, place
-from myxtts.extras.align.tape import Stretch, Tape, write_corpus
+from myxtts.extras.align.tape import Stretch, Tape, make_corpus_folder, write_corpus
 from myxtts.placement import devices
 from myxtts.report.alignment import LEAST_EVIDENCE
 from myxtts.tasks import loading
@@ -99,7 +99,7 @@ def align_recordings(
         language = choose_language(language, trained.record.languages)
     elif language is None:
         raise ConfigError("the language of the text is not known. Give it as --language.")
-    make_folder(out, "--out")
+    make_corpus_folder(out)
     pairs = [(Tape(files), path) for files, path in pairs_of(audio, text)]
     known = trained.record.vocabulary.symbols if trained else None
     chapters, table = read_chapters(pairs, frontend, language, known)
@@ -166,6 +166,8 @@ def read_chapters(
                 symbols = frontend.symbols(text, language)
                 if known:
                     known.encode(symbols)
+                if all(map(is_mark, symbols)):
+                    raise DataError("it has no sound")
                 read[-1].append((text, symbols))
             except DataError as error:
                 unread[-1].append(Stretch(0, 0, text, reason=f"not read: {error}"))
@@ -197,7 +199,7 @@ class Hearing:
         if trained:
             aligner = loading.load_network(trained, device, "tts").aligner
         self._listener = Listener(aligner, shares, device)
-        self._is_mark = np.array([*map(_is_mark, table.symbols)])
+        self._is_mark = np.array([*map(is_mark, table.symbols)])
         self._is_mark = np.concatenate([np.full(FIRST_SYMBOL_ID, True), self._is_mark])
         self._in_pause = np.where(self._is_mark, np.float32(0.0), IN_PAUSE)
         if not trained:
@@ -270,7 +272,7 @@ def _to_pause(quiet: np.ndarray, frame: int, step: int, otherwise: int) -> int:
     return frame + step * (int(pause[0]) + MARGIN_FRAMES) if len(pause) else otherwise
 
 
-def _is_mark(symbol: str) -> bool:
+def is_mark(symbol: str) -> bool:
     return symbol in PUNCTUATION or not any(map(str.isalpha, symbol))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from myxtts.audio.audio_file import read_wave, resampled_length
 from myxtts.audio.format import HOP_SAMPLES, frames_in, sample_rate_hz
 from myxtts.audio.sound_header import UnusableAudio, read_header
-from myxtts.base.errors import DataError
-from myxtts.base.files import write_csv, write_json, write_whole
+from myxtts.base.errors import ConfigError, DataError
+from myxtts.base.files import make_folder, write_csv, write_json, write_whole
 from myxtts.corpus.ancestry import ANCESTRY
 
 METADATA, LEFT_OUT = "metadata.jsonl", "left_out.csv"
@@ -115,6 +115,17 @@ def runs(flags: np.ndarray) -> np.ndarray:
     """Return the first frame and the end of each run of true flags: int [runs, 2]."""
     edges = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
     return np.flatnonzero(edges).reshape(-1, 2)
+
+
+def make_corpus_folder(out: Path) -> None:
+    """Make the folder of a corpus; raise ConfigError if it has files of another one."""
+    make_folder(out, "--out")
+    others = {path.name for path in out.iterdir()} - {METADATA, LEFT_OUT, ANCESTRY}
+    if others:
+        raise ConfigError(
+            f"--out {out} has other files, such as {min(others)}, and the corpus is to be alone"
+            " there. Give a new folder."
+        )
 
 
 def write_corpus(

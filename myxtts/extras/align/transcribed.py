@@ -9,10 +9,9 @@ from tqdm import tqdm
 
 from myxtts.audio.format import frames_in
 from myxtts.base.errors import ConfigError, DataError
-from myxtts.base.files import make_folder
 from myxtts.corpus.rows import DEFAULT_SPEAKER
 from myxtts.extras.align.recordings import files_of, is_recording
-from myxtts.extras.align.tape import Stretch, Tape, runs, write_corpus
+from myxtts.extras.align.tape import Stretch, Tape, make_corpus_folder, runs, write_corpus
 from myxtts.placement import devices
 from myxtts.tasks.asr.transcriber import Transcriber
 from myxtts.tasks.evaluation.recognisers import open_recogniser
@@ -42,7 +41,7 @@ def transcribe_recordings(
         language = choose_language(language, recogniser.vocabulary.languages)
     elif not (language := language or recogniser.language):
         raise ConfigError("the language of the recordings is not known. Give it as --language.")
-    make_folder(out, "--out")
+    make_corpus_folder(out)
     tapes = [Tape([file]) for file in files_of(audio, "--audio", is_recording)]
     heard = []
     for tape in tqdm(tapes, "hearing", disable=None):

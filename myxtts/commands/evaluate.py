@@ -27,7 +27,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_columns_flag(parser, "--data")
     utterances = "utterances to measure at most; by default all for a recogniser, else 50"
     add_flag(parser, "--utterances", utterances, bounded(int, 1))
-    asr = "run of a recogniser that transcribes the synthesized speech"
+    asr = "recogniser of the synthesized speech: a run, pocketsphinx or onnx:MODEL of onnx-asr"
     add_flag(parser, "--asr", asr, Path, "RUN")
     for name in ("ode_steps", "guidance", "variety"):
         flags.add_option(parser, flag_of(name), name, f"{name} of synthesis; by default the run's")

@@ -40,7 +40,7 @@ from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 IN_PAUSE, BLOCKED = np.float32(-0.5), np.float32(-1e4)
 # Lessons: by espeak-ng, which speaks as several people do; then of the surest sentences of an hour.
 SPOKEN_TEXTS, SPOKEN_STEPS, VARIANTS = 250, 150, ("", "f1", "m3", "m7", "m1")
-ROUNDS, ROUND_STEPS, ROUND_HOURS = 2, 120, 1.0
+ROUNDS, ROUND_STEPS, ROUND_S = 2, 120, 3600.0
 SUREST, MOST_LESSONS, LONGEST_LESSON_S = 0.7, 600, 15.0
 # A sentence ends at the pause within a second of its last sound, and has a bit of it.
 PAUSE_WITHIN_S, MARGIN_FRAMES = 1.0, 4
@@ -207,18 +207,18 @@ class Hearing:
         for _ in tqdm(range(ROUNDS), "learning", disable=None):
             self._listener.learn(self._surest(chapters), ROUND_STEPS)
 
-    def hear(self, chapter: Chapter) -> list[Heard]:
-        """Return the sentences that are spoken in a chapter, in their order."""
-        gains = self._gains(chapter.tape)
+    def hear(self, chapter: Chapter, frames: int | None = None) -> list[Heard]:
+        """Return the sentences that are said in a chapter, or its first frames, in their order."""
+        gains = self._gains(chapter.tape, frames or len(chapter.tape))
         return [self._fit(chapter, placed) for placed in place(gains, chapter.tokens)]
 
     def _surest(self, chapters: Sequence[Chapter]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return waves and tokens of the sentences with the most evidence, of about an hour."""
-        found, hours = [], 0.0
+        found, left = [], frames_in(ROUND_S)
         for chapter in chapters:
-            if hours < ROUND_HOURS:
-                heard = self.hear(chapter)
-                hours += chapter.tape.hours
+            if left > 0:
+                heard = self.hear(chapter, left)
+                left -= len(chapter.tape)
                 short = [of for of in heard if of.end - of.first < frames_in(LONGEST_LESSON_S)]
                 found += [(of.evidence, chapter, of.placed) for of in short]
         found.sort(key=lambda of: -of[0])
@@ -231,8 +231,10 @@ class Hearing:
             lessons.append((chapter.tape.wave(placed.first, placed.end), tokens))
         return lessons
 
-    def _gains(self, tape: Tape) -> Iterator[np.ndarray]:
+    def _gains(self, tape: Tape, frames: int) -> Iterator[np.ndarray]:
         for first, is_end, wave in tape.blocks():
+            if first >= frames:
+                return
             gains = self._gains_of(wave, tape.quiet[first:])
             if is_end:
                 gains[-1] = BLOCKED

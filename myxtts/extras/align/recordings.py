@@ -24,7 +24,7 @@ from myxtts.corpus.audio_folder import suffix_of
 from myxtts.corpus.rows import DEFAULT_SPEAKER
 from myxtts.extras.align.listener import Listener
 from myxtts.extras.align.placing import Placed, place
-from myxtts.extras.align.tape import Stretch, Tape, make_corpus_folder, write_corpus
+from myxtts.extras.align.tape import PAUSE_FRAMES, Stretch, Tape, make_corpus_folder, write_corpus
 from myxtts.placement import devices
 from myxtts.report.alignment import LEAST_EVIDENCE
 from myxtts.tasks import loading
@@ -42,6 +42,7 @@ IN_PAUSE, BLOCKED = np.float32(-0.5), np.float32(-1e4)
 SPOKEN_TEXTS, SPOKEN_STEPS, VARIANTS = 250, 150, ("", "f1", "m3", "m7", "m1")
 ROUNDS, ROUND_STEPS, ROUND_S = 2, 120, 3600.0
 SUREST, MOST_LESSONS, LONGEST_LESSON_S = 0.7, 600, 15.0
+LONGEST_S = 60.0  # of a sentence with its pauses
 # A sentence ends at the pause within a second of its last sound, and has a bit of it.
 PAUSE_WITHIN_S, MARGIN_FRAMES = 1.0, 4
 # A sentence with less evidence than this share of the median is not what is said. If fewer of the
@@ -210,7 +211,17 @@ class Hearing:
     def hear(self, chapter: Chapter, frames: int | None = None) -> list[Heard]:
         """Return the sentences that are said in a chapter, or its first frames, in their order."""
         gains = self._gains(chapter.tape, frames or len(chapter.tape))
-        return [self._fit(chapter, placed) for placed in place(gains, chapter.tokens)]
+        heard = []
+        for placed in place(gains, chapter.tokens):
+            # A pause tells nothing, so that a window may begin or end with minutes of it.
+            speech = placed.first + np.flatnonzero(~chapter.tape.quiet[placed.first : placed.end])
+            if not len(speech) or speech[-1] - speech[0] > frames_in(LONGEST_S):
+                continue
+            first = max(int(speech[0]) - PAUSE_FRAMES, placed.first)
+            end = min(int(speech[-1]) + PAUSE_FRAMES, placed.end)
+            if end - first >= len(chapter.tokens[placed.sentence]):
+                heard.append(self._fit(chapter, placed._replace(first=first, end=end)))
+        return heard
 
     def _surest(self, chapters: Sequence[Chapter]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return waves and tokens of the sentences with the most evidence, of about an hour."""
@@ -285,8 +296,13 @@ def by_espeak(
     sentences = [*chain.from_iterable(chapter.sentences for chapter in chapters)]
     some = random.Random(0).sample(sentences, min(len(sentences), SPOKEN_TEXTS))
     with isolated_copy() as espeak:
-        for number, sentence in enumerate(some):
-            voice = EspeakVoice(language, VARIANTS[number % len(VARIANTS)])
+        # Of few sentences, each is spoken by all.
+        for number in range(min(len(VARIANTS) * len(some), SPOKEN_TEXTS)):
+            turn, row = divmod(number, len(some))
+            sentence, voice = (
+                some[row],
+                EspeakVoice(language, VARIANTS[(turn + row) % len(VARIANTS)]),
+            )
             wave, _ = espeak.synthesize(sentence.text, voice)
             yield wave.astype(np.float32) / 32768.0, sentence.tokens
 

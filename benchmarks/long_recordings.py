@@ -30,6 +30,7 @@ from benchmarks.word_times import read_labels
 from myxtts.audio.audio_file import read_wave, speech_span
 from myxtts.audio.format import SAMPLE_RATE_HZ
 from myxtts.base.console import report_errors
+from myxtts.base.errors import DataError
 from myxtts.config.parser import bounded
 from myxtts.corpus.layouts import read_corpus
 
@@ -100,7 +101,9 @@ def join(options: argparse.Namespace) -> list[Clip]:
     for number in range(options.files):
         waves, texts, end = [], [], 0
         while end < 60 * options.minutes * SAMPLE_RATE_HZ / options.files:
-            row, chance = next(rows), source.random()
+            row, chance = next(rows, None), source.random()
+            if row is None:
+                raise DataError(f"{options.corpus} is too short. Give fewer --minutes.")
             is_said, is_in_text = chance >= options.missing, chance < 1.0 - options.missing
             if is_said:
                 waves.append(read_wave(corpus.folder / row.audio))
@@ -138,7 +141,7 @@ def report_heard(rows: list[dict], clips: list[Clip]) -> None:
                 np.add.at(counts, wrong, float(tag != "insert"))
                 np.add.at(errors, wrong, float(tag != "equal"))
         judged += zip((row["surety"] for row in of), errors, counts, strict=True)
-    table = np.array(sorted(judged, reverse=True))
+    table = np.array(sorted(judged, key=lambda of: -of[0]))
     print("| kept | stretches | word errors |\n|---|---|---|")
     for keep in (1.0, 0.7, 0.5, 0.3, 0.2):
         kept = table[: round(keep * len(table))]

@@ -81,10 +81,8 @@ class Pocketsphinx(OutsideRecogniser):
         if (hypothesis := decoder.hyp()) is None:
             return "", 0.0
         # Silence and noise stand in brackets.
-        words = [of for of in decoder.seg() if of.word[:1] not in "<["]
-        log_math = decoder.get_logmath()
-        sureties = [min(log_math.exp(round(of.prob)), 1.0) for of in words]
-        return hypothesis.hypstr, float(np.mean([*sureties] or [0.0]))
+        sureties = [of.prob for of in decoder.seg() if of.word[:1] not in "<["]
+        return hypothesis.hypstr, float(np.mean(sureties or [0.0]))
 
 
 class OnnxAsr(OutsideRecogniser):

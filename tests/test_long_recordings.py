@@ -18,8 +18,10 @@ from myxtts.base.errors import DataError
 from myxtts.corpus.demo_corpus import demo_texts
 from myxtts.corpus.layouts import read_corpus
 from myxtts.extras.align import align_command, placing, recordings, transcribed
+from myxtts.extras.align.listener import Listener
 from myxtts.extras.align.placing import Placed, place
 from myxtts.extras.align.tape import quiet_frames
+from myxtts.tasks.tts.aligner import Aligner
 from myxtts.text.espeak import EspeakVoice, isolated_copy
 from tests.fixtures import FolderCase, reported
 
@@ -68,6 +70,17 @@ class Placing(unittest.TestCase):
         levels = np.full(100, -20.0)
         levels[10:13], levels[50:70] = -80.0, -80.0
         self.assertEqual(np.flatnonzero(quiet_frames(levels)).tolist(), [*range(50, 70)])
+
+
+class ListenerTest(unittest.TestCase):
+    def test_few_lessons_are_not_learnt_by_heart(self):
+        aligner = Listener(Aligner(SYMBOLS), np.full(SYMBOLS, 1.0 / SYMBOLS), "/CPU:0")
+        lesson = np.zeros(SAMPLE_RATE_HZ, np.float32), np.arange(5, dtype=np.int32)
+        with mock.patch.object(aligner, "_learn") as learn:
+            aligner.learn([lesson] * 10, 120)
+            self.assertEqual(learn.call_count, 5)
+            aligner.learn([lesson] * 1_000, 120)
+            self.assertEqual(learn.call_count, 125)
 
 
 class CommandTest(FolderCase):

@@ -17,6 +17,7 @@ from myxtts.text.symbols import PADDING_ID
 
 BATCH_UTTERANCES = 8
 LEARNING_RATE = 2e-3
+MOST_TIMES = 4
 
 
 class Listener:
@@ -71,7 +72,11 @@ class Listener:
         self._path = tf.function(path, input_signature=[waves], autograph=False)
 
     def learn(self, spoken: Sequence[tuple[np.ndarray, np.ndarray]], steps: int) -> None:
-        """Learn from waves, float32 [samples], and the tokens of their texts, int32 [N]."""
+        """Learn from waves, float32 [samples], and the tokens of their texts, int32 [N].
+
+        Few are not heard more than MOST_TIMES each: others of the person would fit worse.
+        """
+        steps = min(steps, -(-MOST_TIMES * len(spoken) // BATCH_UTTERANCES))
         # Utterances of similar lengths share a batch, so that little is padded.
         order = sorted(range(len(spoken)), key=lambda row: len(spoken[row][0]))
         source = random.Random(0)

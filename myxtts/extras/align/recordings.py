@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from myxtts.audio.format import frames_in
+from myxtts.audio.audio_file import speech_span
+from myxtts.audio.format import HOP_SAMPLES, frames_in
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import decode_text
 from myxtts.checkpoints.trained_run import TrainedRun
@@ -24,7 +25,14 @@ from myxtts.corpus.audio_folder import suffix_of
 from myxtts.corpus.rows import DEFAULT_SPEAKER
 from myxtts.extras.align.listener import Listener
 from myxtts.extras.align.placing import Placed, place
-from myxtts.extras.align.tape import PAUSE_FRAMES, Stretch, Tape, make_corpus_folder, write_corpus
+from myxtts.extras.align.tape import (
+    PAUSE_FRAMES,
+    Stretch,
+    Tape,
+    make_corpus_folder,
+    runs,
+    write_corpus,
+)
 from myxtts.placement import devices
 from myxtts.report.alignment import LEAST_EVIDENCE
 from myxtts.tasks import loading
@@ -36,17 +44,19 @@ from myxtts.text.readers import PUNCTUATION
 from myxtts.text.sentences import split_text
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 
-# What a sound loses in a pause; marks and spaces lose nothing.
-IN_PAUSE, BLOCKED = np.float32(-0.5), np.float32(-1e4)
+# What a frame of a pause loses in a sound, and between two words; marks lose nothing.
+IN_PAUSE, IN_GAP, BLOCKED = np.float32(-0.5), np.float32(-0.1), np.float32(-1e4)
 # Lessons: by espeak-ng, which speaks as several people do; then of the surest sentences of an hour.
 SPOKEN_TEXTS, SPOKEN_STEPS, VARIANTS = 250, 150, ("", "f1", "m3", "m7", "m1")
 ROUNDS, ROUND_STEPS, ROUND_S = 2, 120, 3600.0
 SUREST, MOST_LESSONS, LONGEST_LESSON_S = 0.7, 600, 15.0
 LONGEST_S = 60.0  # of a sentence with its pauses
-# A sentence ends at the pause within a second of its last sound, and has a bit of it.
-PAUSE_WITHIN_S, MARGIN_FRAMES = 1.0, 4
-# A sentence with less evidence than this share of the median is not what is said. If fewer of the
-# sentences are said, and less of the speech has a text, it is another text.
+# A sentence ends at the pause within a second of its last sound, as `--trim 40` has it.
+# A stop at the end may be silent for a fifth of a second before it is heard.
+PAUSE_WITHIN_S, BELOW_DB, END_PAUSE_FRAMES = 1.0, 40.0, 20
+# A sentence with less evidence than this share of the median is not what is said, nor one that
+# takes less than this share of the median time of a symbol. If fewer of the sentences are said, and
+# less of the speech has a text, it is another text.
 LEAST_SHARE, LEAST_FOUND = 0.5, 0.25
 LEAST_SPEECH_S = 1.0  # without a text that is listed
 
@@ -106,6 +116,7 @@ def align_recordings(
     chapters, table = read_chapters(pairs, frontend, language, known)
     hearing = Hearing(chapters, table, trained, language)
     heard = [hearing.hear(chapter) for chapter in tqdm(chapters, "placing", disable=None)]
+    heard = without_hasty(chapters, heard)
     median = float(np.median([of.evidence for of in chain.from_iterable(heard)] or [0.0]))
     least = max(LEAST_EVIDENCE, LEAST_SHARE * median)
     check_found(chapters, heard, least)
@@ -203,6 +214,8 @@ class Hearing:
         self._is_mark = np.array([*map(is_mark, table.symbols)])
         self._is_mark = np.concatenate([np.full(FIRST_SYMBOL_ID, True), self._is_mark])
         self._in_pause = np.where(self._is_mark, np.float32(0.0), IN_PAUSE)
+        if " " in table.symbols:
+            self._in_pause[FIRST_SYMBOL_ID + table.symbols.index(" ")] = IN_GAP
         if not trained:
             self._listener.learn([*by_espeak(chapters, language)], SPOKEN_STEPS)
         for _ in tqdm(range(ROUNDS), "learning", disable=None):
@@ -273,16 +286,23 @@ class Hearing:
         for sound, step in ((sounds[0], -1), (sounds[-1], 1)):
             frames = first + np.flatnonzero(path == sound)
             surest = int(frames[np.argmax(gain[frames - first])])
-            edges.append(_to_pause(tape.quiet, surest, step, int(frames[::step][-1])))
-        return Heard(placed, edges[0], edges[1] + 1, evidence)
+            edges.append(_through_pause(tape.quiet, surest, step, int(frames[::step][-1])))
+        begin, end = speech_span(tape.wave(edges[0], edges[1] + 1), BELOW_DB)
+        return Heard(
+            placed, edges[0] + begin // HOP_SAMPLES, edges[0] - (-end // HOP_SAMPLES), evidence
+        )
 
 
-def _to_pause(quiet: np.ndarray, frame: int, step: int, otherwise: int) -> int:
-    """Return the last frame of speech, and a bit, from a frame on, backwards or forwards."""
+def _through_pause(quiet: np.ndarray, frame: int, step: int, otherwise: int) -> int:
+    """Return the last frame of the next pause from a frame of speech on, in a direction."""
     most = frames_in(PAUSE_WITHIN_S)
-    around = quiet[frame : frame + most] if step > 0 else quiet[max(frame - most, 0) : frame][::-1]
-    pause = np.flatnonzero(around)
-    return frame + step * (int(pause[0]) + MARGIN_FRAMES) if len(pause) else otherwise
+    ahead = quiet[max(frame - most, 0) : frame][::-1]
+    if step > 0:
+        ahead = quiet[frame + 1 : frame + 1 + most]
+    pauses = runs(ahead)
+    if step > 0:
+        pauses = pauses[np.diff(pauses)[:, 0] >= END_PAUSE_FRAMES]
+    return frame + step * int(pauses[0, 1]) if len(pauses) else otherwise
 
 
 def is_mark(symbol: str) -> bool:
@@ -305,6 +325,20 @@ def by_espeak(
             )
             wave, _ = espeak.synthesize(sentence.text, voice)
             yield wave.astype(np.float32) / 32768.0, sentence.tokens
+
+
+def without_hasty(chapters: Sequence[Chapter], heard: Sequence[list[Heard]]) -> list[list[Heard]]:
+    """Return what was heard, without evidence where nobody could speak so fast."""
+    paces = []
+    for chapter, rows in zip(chapters, heard, strict=True):
+        lengths = [len(chapter.sentences[of.placed.sentence].tokens) for of in rows]
+        paces.append([(of.end - of.first) / n for of, n in zip(rows, lengths, strict=True)])
+    least = LEAST_SHARE * float(np.median([*chain.from_iterable(paces)] or [0.0]))
+    judged = []
+    for rows, pace in zip(heard, paces, strict=True):
+        pairs = zip(rows, pace, strict=True)
+        judged.append([of._replace(evidence=of.evidence * float(p >= least)) for of, p in pairs])
+    return judged
 
 
 def check_found(chapters: Sequence[Chapter], heard: Sequence[list[Heard]], least: float) -> None:

@@ -1,8 +1,10 @@
 """Words of sentences that are read: which of their sounds are whose, and samples of a corpus."""
 
+import argparse
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from myxtts.text.frontend import TextFrontend
@@ -74,6 +76,16 @@ def evenly(
     count = min(count, len(fit))
     chosen = [fit[place * len(fit) // count] for place in range(count)]
     return chosen, [row for row in rows if row not in chosen]
+
+
+def sample_arguments(description: str) -> argparse.Namespace:
+    """Read the arguments of a program: the file of a corpus, and how many of its rows."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--count", type=int, default=60)
+    return parser.parse_args()
 
 
 def commonest(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

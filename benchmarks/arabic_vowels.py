@@ -11,7 +11,6 @@ Both are counted with and without the ending of the case. The sentences are 60, 
 to 30 words. The lexicon has the commonest form of each word in the others.
 """
 
-import argparse
 import re
 import sys
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._words import commonest, evenly, heard, replaced
+from benchmarks._words import commonest, evenly, heard, replaced, sample_arguments
 
 MARKS = "\u064b-\u0652\u0670"
 # What letters imply: sukun, vowels before their letters, and shadda behind the article.
@@ -43,12 +42,7 @@ IMPLIED = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--count", type=int, default=60)
-    args = parser.parse_args()
+    args = sample_arguments(__doc__)
     lines, others = evenly(args.file.read_text("utf-8").splitlines(), str, args.count)
     print("| tool | words | without endings | heard | heard without endings | ms a sentence |")
     for name, read in tools(lines, others).items():

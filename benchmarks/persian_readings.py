@@ -10,7 +10,6 @@ The lexicons give espeak-ng words: of the other sentences, and of Tihu's diction
 "ezafe by gruut" adds it to what espeak-ng reads, where the tagger of gruut-lang-fa sees one.
 """
 
-import argparse
 import csv
 import json
 import re
@@ -25,7 +24,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._words import aligned, commonest, evenly, heard, replaced, rules_of
+from benchmarks._words import (
+    aligned,
+    commonest,
+    evenly,
+    heard,
+    replaced,
+    rules_of,
+    sample_arguments,
+)
 
 # IPA in the letters of GE2PE, without glottal stops, doubled consonants and glides behind i.
 ALIKE = (("[@2]", ""), ("i(?=[/aeou])", "y"), (r"(.)\1", r"\1"))
@@ -47,12 +54,7 @@ CLOSED = "بپتثجچحخدذرزژسشصضطظعغفقکكگلمن"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--count", type=int, default=60)
-    args = parser.parse_args()
+    args = sample_arguments(__doc__)
     with args.file.open(encoding="utf-8") as file:
         rows = [(r["Grapheme"].replace("|", "،"), r["Phoneme"]) for r in csv.DictReader(file)]
     test, others = evenly(rows, lambda row: row[0], args.count)

@@ -316,15 +316,12 @@ def by_espeak(
     sentences = [*chain.from_iterable(chapter.sentences for chapter in chapters)]
     some = random.Random(0).sample(sentences, min(len(sentences), SPOKEN_TEXTS))
     with isolated_copy() as espeak:
-        # Of few sentences, each is spoken by all.
+        # Each sentence is spoken by all of them, if they are few.
         for number in range(min(len(VARIANTS) * len(some), SPOKEN_TEXTS)):
             turn, row = divmod(number, len(some))
-            sentence, voice = (
-                some[row],
-                EspeakVoice(language, VARIANTS[(turn + row) % len(VARIANTS)]),
-            )
-            wave, _ = espeak.synthesize(sentence.text, voice)
-            yield wave.astype(np.float32) / 32768.0, sentence.tokens
+            voice = EspeakVoice(language, VARIANTS[(turn + row) % len(VARIANTS)])
+            wave, _ = espeak.synthesize(some[row].text, voice)
+            yield wave.astype(np.float32) / 32768.0, some[row].tokens
 
 
 def without_hasty(chapters: Sequence[Chapter], heard: Sequence[list[Heard]]) -> list[list[Heard]]:

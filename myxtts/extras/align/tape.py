@@ -77,8 +77,7 @@ class Tape:
     def wave(self, first: int, end: int) -> np.ndarray:
         """Read a stretch that is in one recording: float32 [samples]."""
         file, frame = self._place(first)
-        start, samples = int(frame) * HOP_SAMPLES, int(end - first) * HOP_SAMPLES
-        return read_wave(file, samples, start=start)
+        return read_wave(file, int(end - first) * HOP_SAMPLES, start=frame * HOP_SAMPLES)
 
     def times(self, first: int, end: int) -> tuple[Path, float, float]:
         """Return the recording of a stretch, and its times there in seconds."""

@@ -218,7 +218,7 @@ class OthersTest(unittest.TestCase):
         recogniser = open_recogniser(Path("pocketsphinx"), MODEL)
         with isolated_copy() as espeak:
             wave, _ = espeak.synthesize("The old man went home.", EspeakVoice("en"))
-        ((text, surety),) = recogniser.hear([wave.astype(np.float32) / 32768.0])
+        ((text, surety),) = recogniser.transcribe_scored([wave.astype(np.float32) / 32768.0])
         self.assertRegex(text, r"^[a-z' .]*$")
         self.assertTrue(0.0 < surety < 1.0, surety)
         for text, language, expected in (
@@ -237,9 +237,9 @@ class OthersTest(unittest.TestCase):
         found = mock.patch("myxtts.base.errors.find_spec")
         with modules, found, mock.patch(f"{RECOGNISERS}.version", return_value="0.9"):
             recogniser = open_recogniser(Path("onnx:whisper-base=folder"), MODEL)
-            ((text, surety),) = recogniser.hear([glide()])
+            ((text, surety),) = recogniser.transcribe_scored([glide()])
             heard.logprobs = None
-            ((_, unknown),) = recogniser.hear([glide()])
+            ((_, unknown),) = recogniser.transcribe_scored([glide()])
             package.load_model.assert_called_once_with("whisper-base", "folder")
             package.load_model.side_effect = ValueError("no such model")
             with self.assertRaisesRegex(ConfigError, "cannot load 'none': no such model"):

@@ -18,8 +18,8 @@ from myxtts.base.errors import DataError
 from myxtts.corpus.demo_corpus import demo_texts
 from myxtts.corpus.layouts import read_corpus
 from myxtts.extras.align import align_command, placing, recordings, transcribed
-from myxtts.extras.align.listener import Listener
 from myxtts.extras.align.placing import Placed, place
+from myxtts.extras.align.scorer import SymbolScorer
 from myxtts.extras.align.tape import quiet_frames
 from myxtts.tasks.tts.aligner import Aligner
 from myxtts.text.espeak import EspeakVoice, isolated_copy
@@ -72,9 +72,9 @@ class Placing(unittest.TestCase):
         self.assertEqual(np.flatnonzero(quiet_frames(levels)).tolist(), [*range(50, 70)])
 
 
-class ListenerTest(unittest.TestCase):
+class ScorerTest(unittest.TestCase):
     def test_few_lessons_are_not_learnt_by_heart(self):
-        aligner = Listener(Aligner(SYMBOLS), np.full(SYMBOLS, 1.0 / SYMBOLS), "/CPU:0")
+        aligner = SymbolScorer(Aligner(SYMBOLS), np.full(SYMBOLS, 1.0 / SYMBOLS), "/CPU:0")
         lesson = np.zeros(SAMPLE_RATE_HZ, np.float32), np.arange(5, dtype=np.int32)
         with mock.patch.object(aligner, "_learn") as learn:
             aligner.learn([lesson] * 10, 120)
@@ -127,7 +127,7 @@ class CommandTest(FolderCase):
         spoken = np.concatenate([pause, noise, pause, noise, pause, noise[: SAMPLE_RATE_HZ // 2]])
         soundfile.write(self.folder / "talk.flac", spoken, SAMPLE_RATE_HZ)
         judge = mock.Mock(language="en", run="judge", checkpoint=Path("1.0"))
-        judge.hear.side_effect = lambda waves: (
+        judge.transcribe_scored.side_effect = lambda waves: (
             (f"{len(of)}", n / 10) for n, of in enumerate(waves, 8)
         )
         with mock.patch.object(transcribed, "open_recogniser", return_value=judge):

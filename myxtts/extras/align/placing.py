@@ -35,7 +35,7 @@ class Placed(NamedTuple):
 def place(gains: Iterable[np.ndarray], sentences: Sequence[np.ndarray]) -> list[Placed]:
     """Return the sentences that are spoken, in their order.
 
-    Blocks of `Listener.gains`, float32 [frames, symbols], and tokens, int32 [N] each.
+    Blocks of `SymbolScorer.gains`, float32 [frames, symbols], and tokens, int32 [N] each.
     """
     tokens = np.concatenate(sentences)
     counts = np.array([len(sentence) for sentence in sentences])

@@ -23,8 +23,8 @@ from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.flags import SETTINGS
 from myxtts.corpus.audio_folder import suffix_of
 from myxtts.corpus.rows import DEFAULT_SPEAKER
-from myxtts.extras.align.listener import Listener
 from myxtts.extras.align.placing import Placed, place
+from myxtts.extras.align.scorer import SymbolScorer
 from myxtts.extras.align.tape import (
     PAUSE_FRAMES,
     Stretch,
@@ -210,16 +210,16 @@ class Hearing:
         aligner = Aligner(len(table))
         if trained:
             aligner = loading.load_network(trained, device, "tts").aligner
-        self._listener = Listener(aligner, shares, device)
+        self._scorer = SymbolScorer(aligner, shares, device)
         self._is_mark = np.array([*map(is_mark, table.symbols)])
         self._is_mark = np.concatenate([np.full(FIRST_SYMBOL_ID, True), self._is_mark])
         self._in_pause = np.where(self._is_mark, np.float32(0.0), IN_PAUSE)
         if " " in table.symbols:
             self._in_pause[FIRST_SYMBOL_ID + table.symbols.index(" ")] = IN_GAP
         if not trained:
-            self._listener.learn([*by_espeak(chapters, language)], SPOKEN_STEPS)
+            self._scorer.learn([*by_espeak(chapters, language)], SPOKEN_STEPS)
         for _ in tqdm(range(ROUNDS), "learning", disable=None):
-            self._listener.learn(self._surest(chapters), ROUND_STEPS)
+            self._scorer.learn(self._surest(chapters), ROUND_STEPS)
 
     def hear(self, chapter: Chapter, frames: int | None = None) -> list[Heard]:
         """Return the sentences that are said in a chapter, or its first frames, in their order."""
@@ -266,7 +266,7 @@ class Hearing:
 
     def _gains_of(self, wave: np.ndarray, quiet: np.ndarray) -> np.ndarray:
         """Return gains of which pauses tell nothing, so that no sentence takes one for a sound."""
-        gains = self._listener.gains(wave)
+        gains = self._scorer.gains(wave)
         return np.where(quiet[: len(gains), None], self._in_pause, gains)
 
     # The best path of the tokens through their frames gives their places. The frame that fits the
@@ -276,11 +276,11 @@ class Hearing:
         tape, tokens = chapter.tape, chapter.sentences[sentence].tokens
         quiet = tape.quiet[first:end]
         gains = self._gains_of(tape.wave(first, end), quiet)[:, tokens]
-        path = self._listener.path(gains)
+        path = self._scorer.path(gains)
         gain = gains[np.arange(len(path)), path]
         sounds = np.flatnonzero(~self._is_mark[tokens])
         is_sound = (path >= sounds[0]) & (path <= sounds[-1]) & ~quiet
-        possible = -self._listener.log_shares[tokens[path]]
+        possible = -self._scorer.log_shares[tokens[path]]
         evidence = float(gain[is_sound].sum() / max(possible[is_sound].sum(), 1e-6))
         edges = []
         for sound, step in ((sounds[0], -1), (sounds[-1], 1)):

@@ -46,7 +46,7 @@ def transcribe_recordings(
     heard = []
     for tape in tqdm(tapes, "hearing", disable=None):
         spans = [*spans_between_pauses(tape.quiet)]
-        texts = recogniser.hear(tape.wave(*span) for span in spans)
+        texts = recogniser.transcribe_scored(tape.wave(*span) for span in spans)
         heard.append([Stretch(*span, *of) for span, of in zip(spans, texts, strict=True)])
     sureties = [of.surety for of in chain.from_iterable(heard) if of.text.strip()]
     if not sureties:

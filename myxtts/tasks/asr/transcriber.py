@@ -95,7 +95,7 @@ class NetworkTranscriber:
         """
         return (heard.text for heard in self.transcribe_timed(waves, throttle))
 
-    def hear(self, waves: Iterable[np.ndarray]) -> Iterator[tuple[str, float]]:
+    def transcribe_scored(self, waves: Iterable[np.ndarray]) -> Iterator[tuple[str, float]]:
         """Yield the text of each wave, and how sure it is: the mean probability of a symbol."""
         return ((heard.text, heard.surety) for heard in self.transcribe_timed(waves))
 

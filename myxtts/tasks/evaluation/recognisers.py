@@ -45,18 +45,18 @@ class OutsideRecogniser:
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[str]:
         """Yield the text of each wave, float32 [samples]."""
-        return (text for text, _ in self.hear(waves, throttle))
+        return (text for text, _ in self.transcribe_scored(waves, throttle))
 
-    def hear(
+    def transcribe_scored(
         self, waves: Iterable[np.ndarray], throttle: Throttle = no_throttle
     ) -> Iterator[tuple[str, float]]:
         """Yield the text of each wave, and how sure it is, from 0 to 1."""
         # It takes about as long as the speech.
         for wave in tqdm(waves, str(self.run), leave=False, disable=None, unit="utt"):
             throttle()
-            yield self.hear_one(soxr.resample(wave, sample_rate_hz(), RATE_HZ))
+            yield self.transcribe_one(soxr.resample(wave, sample_rate_hz(), RATE_HZ))
 
-    def hear_one(self, wave: np.ndarray) -> tuple[str, float]:
+    def transcribe_one(self, wave: np.ndarray) -> tuple[str, float]:
         """Return the text of a wave at RATE_HZ, and the mean probability of its words."""
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class Pocketsphinx(OutsideRecogniser):
         super().__init__(POCKETSPHINX, POCKETSPHINX)
         self._decoder = Decoder(loglevel="FATAL")
 
-    def hear_one(self, wave: np.ndarray) -> tuple[str, float]:
+    def transcribe_one(self, wave: np.ndarray) -> tuple[str, float]:
         decoder = self._decoder
         decoder.start_utt()
         decoder.process_raw(to_pcm(wave).astype("<i2").tobytes(), full_utt=True)
@@ -102,7 +102,7 @@ class OnnxAsr(OutsideRecogniser):
                 f" fetches at the first use, or {ONNX}NAME=FOLDER with the folder of its files."
             ) from error
 
-    def hear_one(self, wave: np.ndarray) -> tuple[str, float]:
+    def transcribe_one(self, wave: np.ndarray) -> tuple[str, float]:
         heard = self._model.recognize(wave, sample_rate=RATE_HZ)
         # Some models tell no probabilities: then all that they hear is as sure.
         return heard.text, exp(np.mean(heard.logprobs or [0.0]))

@@ -20,7 +20,7 @@ LEARNING_RATE = 2e-3
 MOST_TIMES = 4
 
 
-class Listener:
+class SymbolScorer:
     """An aligner that may learn, and scores any symbol at any frame.
 
     A sound has no place in a text here, so that a frame is compared with the average of all

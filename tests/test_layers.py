@@ -28,7 +28,7 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1968,
+    "base": 1969,
     "config": 1717,
     "audio": 1716,
     "text": 1914,
@@ -43,7 +43,7 @@ BUDGETS = {
     "run": 3747,
     "trial": 2952,
     "commands": 896,
-    "extras": 9180,
+    "extras": 9199,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.

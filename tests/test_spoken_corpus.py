@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 import unittest
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from myxtts.corpus.demo_corpus import demo_texts
 from myxtts.corpus.layouts import read_corpus
 from myxtts.extras.publish.publish import origin
 from myxtts.extras.speakers import corpus_command, spoken
-from myxtts.extras.speakers.speaker import Ancestry, CorpusSpeaker, open_speaker
+from myxtts.extras.speakers.speaker import Ancestry, CorpusSpeaker, open_speaker, phonemizer
 from tests.fixtures import FolderCase
 from tests.test_say import HAS_PACKAGES, exported_json, piper_json, write_graph
 
@@ -312,8 +313,27 @@ class KindsTest(SpokenCase):
 
     def test_kokoro_names_what_it_lacks(self):
         archive = self.write("kokoro-js-1.2.1.tgz", b"")
-        with self.assertRaisesRegex(ConfigError, "needs hibari|cannot be read"):
+        with self.assertRaisesRegex(ConfigError, "cannot be read"):
             open_speaker(f"{archive}#af_heart")
+        with tarfile.open(archive, "w:gz") as files:
+            for voice in ("af_heart", "jf_alpha", "zf_xiaobei"):
+                styles = self.write(f"{voice}.bin", bytes(4 * 510 * 256))
+                files.add(styles, f"package/voices/{voice}.bin")
+        with self.assertRaisesRegex(ConfigError, "no voice 'xx'.*one of af_heart, jf_alpha, zf"):
+            open_speaker(f"{archive}#xx")
+        with mock.patch("myxtts.base.errors.find_spec", return_value=None):
+            for voice, package in (("jf_alpha", "pyopenjtalk-plus"), ("zf_xiaobei", "jieba")):
+                lacks = f"{voice} needs hibari .*pip install hibari-tts .*misaki .*{package}"
+                with self.assertRaisesRegex(ConfigError, lacks):
+                    open_speaker(f"{archive}#{voice}")
+
+    def test_misaki_reads_japanese_and_chinese_for_kokoro(self):
+        ja, zh = mock.Mock(), mock.Mock()
+        ja.JAG2P.return_value = lambda sentence: (f"ja {sentence}", None)
+        zh.ZHG2P.return_value = lambda sentence: (f"zh {sentence}", None)
+        with mock.patch.dict(sys.modules, {"misaki.ja": ja, "misaki.zh": zh}):
+            self.assertEqual(phonemizer("ja")("はい。"), "ja はい。")
+            self.assertEqual(phonemizer("zh")("好。"), "zh 好。")
 
 
 if __name__ == "__main__":

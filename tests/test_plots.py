@@ -3,6 +3,7 @@
 import gc
 import io
 import unittest
+import warnings
 
 import numpy as np
 from PIL import Image
@@ -23,6 +24,11 @@ class Pictures(unittest.TestCase):
                 for picture in (image, f0):
                     actual = (picture.dtype, picture.ndim, picture.shape[2])
                     self.assertEqual(actual, (np.uint8, 3, 3))
+
+    def test_letters_without_a_font_do_not_fill_the_console(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mel_and_alignment(MEL, MEL, np.arange(20), "彼は言った。")
 
     def test_recording_speech_alignment_and_title_are_drawn(self):
         loud, path = MEL + 5.0, np.arange(20)

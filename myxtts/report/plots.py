@@ -4,6 +4,7 @@
 
 import io
 import textwrap
+import warnings
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -115,7 +116,10 @@ def _render(figure: Figure, title: str) -> np.ndarray:
     figure.suptitle(lines, fontsize=9, parse_math=False)
     # Not pyplot, which keeps every figure in a global list.
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    with warnings.catch_warnings():
+        # Letters without a font are boxes, each with a warning. The report has them as text.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+        canvas.draw()
     image = np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
     # The parts of a figure refer to each other, so Python frees them late: 2.7 MiB of each, and 0.2
     # MiB after this.

@@ -4,7 +4,8 @@ recogniser hears, and what a second of speech costs.
     python benchmarks/speakers.py --texts data/en/judging.txt hibari en voices/joe.onnx
 
 A speaker is a name for `myxtts corpus --speaker`. Time is the processor's, of one core, after a
-text that is not counted. DNSMOS and pocketsphinx are those of `myxtts evaluate`.
+text that is not counted. DNSMOS and the recogniser are those of `myxtts evaluate`. A tab in a line
+of the texts separates what is spoken from what the recogniser should write, if that differs.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from myxtts.config.parser import bounded
 
-COLUMNS = "P.808", "overall", "word errors", "core s a second", "seconds"
+COLUMNS = "P.808", "overall", "word errors", "character errors", "core s a second", "seconds"
 
 
 def parse() -> argparse.Namespace:
@@ -27,6 +28,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("speakers", nargs="+", metavar="SPEAKER")
     add("--texts", type=Path, required=True, help="file with a text in each line")
+    add("--recogniser", default="pocketsphinx", help="as `myxtts evaluate --asr`, such as a run")
     add("--utterances", type=bounded(int, 1), default=100, help="texts, the first ones")
     add("--out", type=Path, help="folder for the waves")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -40,7 +42,7 @@ def main() -> None:
         return
     print(f"| speaker | {' | '.join(COLUMNS)} |\n|---{'|---:' * len(COLUMNS)}|")
     command = [sys.executable, __file__, "--worker", "--texts", str(options.texts)]
-    command += ["--utterances", str(options.utterances)]
+    command += ["--utterances", str(options.utterances), "--recogniser", options.recogniser]
     if options.out:
         command += ["--out", str(options.out)]
     for name in options.speakers:
@@ -48,9 +50,10 @@ def main() -> None:
         done = subprocess.run(
             [*command, name], env=environ, stdout=subprocess.PIPE, text=True, check=True
         )
-        p808, overall, errors, cost, seconds = json.loads(done.stdout.splitlines()[-1])
-        figures = f"{p808:.2f} | {overall:.2f} | {100 * errors:.1f} % | {cost:.4f} | {seconds:.0f}"
-        print(f"| {name} | {figures} |", flush=True)
+        p808, overall, *errors, cost, seconds = json.loads(done.stdout.splitlines()[-1])
+        figures = [f"{p808:.2f}", f"{overall:.2f}", *(f"{100 * share:.1f} %" for share in errors)]
+        figures += [f"{cost:.4f}", f"{seconds:.0f}"]
+        print(f"| {name} | {' | '.join(figures)} |", flush=True)
 
 
 def rated(options: argparse.Namespace) -> list[float]:
@@ -62,10 +65,11 @@ def rated(options: argparse.Namespace) -> list[float]:
     from myxtts.audio.format import use_sample_rate
     from myxtts.extras.speakers.speaker import open_speaker
     from myxtts.tasks.evaluation.metrics import dnsmos
-    from myxtts.tasks.evaluation.recognisers import Pocketsphinx
+    from myxtts.tasks.evaluation.recognisers import open_recogniser
 
     (name,) = options.speakers
-    texts = options.texts.read_text("utf-8").splitlines()[: options.utterances]
+    lines = options.texts.read_text("utf-8").splitlines()[: options.utterances]
+    texts = [line.split("\t")[0] for line in lines]
     speaker = open_speaker(name)
     _, rate_hz = speaker.speak(texts[0])
     use_sample_rate(rate_hz, name)
@@ -77,13 +81,16 @@ def rated(options: argparse.Namespace) -> list[float]:
         for number, wave in enumerate(waves):
             file = options.out / f"{Path(name).stem}-{number:03d}.wav"
             soundfile.write(file, wave, rate_hz)
-    judge, seconds = Pocketsphinx(), sum(map(len, waves)) / rate_hz
-    written = [judge.normalise_reference(text, speaker.language) for text in texts]
+    seconds = sum(map(len, waves)) / rate_hz
+    judge = open_recogniser(Path(options.recogniser), "/CPU:0")
+    readings = [line.split("\t")[-1] for line in lines]
+    written = [judge.normalise_reference(text, speaker.language) for text in readings]
     judged = [number for number, text in enumerate(written) if text]
     heard = [*judge.transcribe(waves[number] for number in judged)]
-    errors = jiwer.wer([written[number] for number in judged], heard)
+    spoken = [written[number] for number in judged]
+    errors = [jiwer.wer(spoken, heard), jiwer.cer(spoken, heard)]
     p808, overall = np.mean([[*dnsmos(wave).values()][:2] for wave in waves], axis=0)
-    return [float(p808), float(overall), float(errors), spent_s / seconds, seconds]
+    return [*map(float, (p808, overall, *errors)), spent_s / seconds, seconds]
 
 
 if __name__ == "__main__":

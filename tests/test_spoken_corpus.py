@@ -182,6 +182,17 @@ class SpokenCorpusTest(SpokenCase):
         self.assertIn("heard otherwise: 'another thing altogether'", left["reason"])
         self.assertEqual(len((self.out / "heard.jsonl").read_text().splitlines()), 4)
 
+    def test_the_front_end_of_training_decides_which_texts_can_be_read(self):
+        self.inspecting.stop()
+        self.write("texts.txt", "日本語の文章を読む。\nわたしはここにいます。\n")
+        reasons = []
+        for frontend in ("phonemes", "characters"):
+            with contextlib.suppress(DataError):  # noise has faults
+                self.make("--speaker", "hum", "--language", "ja", "--text-frontend", frontend)
+            reasons.append([row["reason"] for row in self.rows("excluded.csv")])
+        self.assertIn("text cannot be read", reasons[0][0])
+        self.assertNotIn("text cannot be read", "".join(reasons[1]))
+
     def test_half_a_line_of_a_recogniser_does_not_count(self):
         line = json.dumps({"path": "a", "by": "r 1", "heard": "x"})
         path = self.write("heard.jsonl", f"{line}\n{line[:20]}")

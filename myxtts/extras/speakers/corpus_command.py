@@ -39,6 +39,8 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(spoken, "--texts", texts, Path, "FILE")
     add_switch(spoken, "--each", "each speaker speaks all texts")
     add_flag(spoken, "--language", "language of the texts (default: as the speaker says)")
+    frontend = "what reads the texts in training, as for `train` (default: phonemes)"
+    add_flag(spoken, "--text-frontend", frontend, metavar="NAME")
     threads = "texts that are spoken at the same time (default: 1)"
     add_flag(spoken, "--threads", threads, bounded(int, 1))
     add_flag(spoken, "--texts-from", "where the texts are from, and their licence")

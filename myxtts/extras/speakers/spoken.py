@@ -42,6 +42,7 @@ from myxtts.base.files import (
 )
 from myxtts.base.names import canonical_code
 from myxtts.base.published import file_digest
+from myxtts.config.flags import SETTINGS
 from myxtts.config.schema import DataConfig
 from myxtts.corpus.ancestry import ANCESTRY
 from myxtts.corpus.demo_corpus import DEMO_TEXTS, demo_texts, grammar_languages
@@ -68,6 +69,7 @@ class SpokenOptions:
         utterances: so many of the texts, from the first on; None for all, or 400 of the demo's.
         each: each speaker speaks all texts.
         language: of the texts; by default as the speaker says.
+        text_frontend: a text that it does not read is left out.
         threads: how many texts are spoken at the same time.
         texts_from: where the texts are from, and their licence.
         licence: of the speakers that do not say theirs.
@@ -80,6 +82,7 @@ class SpokenOptions:
     utterances: int | None = None
     each: bool = False
     language: str | None = None
+    text_frontend: str = SETTINGS["text_frontend"].default
     threads: int = 1
     texts_from: str = ""
     licence: str = ""
@@ -116,7 +119,7 @@ def make_spoken_corpus(out: Path, options: SpokenOptions) -> dict[str, Any]:
         excluded = _speak(out, clips, speakers, options.threads)
         spoken = [clip for clip in clips if clip.path not in excluded]
         write_csv(out / SPOKEN, [COLUMNS, *spoken])
-        excluded |= _faults(out / SPOKEN)
+        excluded |= _faults(out / SPOKEN, options.text_frontend)
         good = [clip for clip in spoken if clip.path not in excluded]
         if options.recogniser is not None:
             excluded |= _misheard(out, good, options.recogniser, options.max_error_rate)
@@ -241,10 +244,11 @@ def _wav(wave: np.ndarray, rate_hz: int, name: str) -> bytes:
     return wav_header(len(pcm), rate_hz) + pcm
 
 
-def _faults(spoken: Path) -> dict[str, str]:
+def _faults(spoken: Path, frontend: str) -> dict[str, str]:
     """Return the reasons of `inspect` to leave out clips, by path."""
+    data = {"train_data": str(spoken), "text_frontend": frontend, "sample_rate": sample_rate_hz()}
     # Numbers need not be read as training does: only the lengths of texts are compared.
-    data = {"train_data": str(spoken), "text_normaliser": "none", "sample_rate": sample_rate_hz()}
+    data["text_normaliser"] = "none"
     inspection = inspect_corpus(DataConfig.model_validate(data))
     reasons = {row.audio: f"{row.reason}: {row.detail}" for row in inspection.rejected}
     for id_, findings in inspection.excluded().items():

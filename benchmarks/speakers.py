@@ -88,7 +88,8 @@ def rated(options: argparse.Namespace) -> list[float]:
     judged = [number for number, text in enumerate(written) if text]
     heard = [*judge.transcribe(waves[number] for number in judged)]
     spoken = [written[number] for number in judged]
-    errors = [jiwer.wer(spoken, heard), jiwer.cer(spoken, heard)]
+    # A recogniser of another language judges none.
+    errors = [rate(spoken, heard) if spoken else np.nan for rate in (jiwer.wer, jiwer.cer)]
     p808, overall = np.mean([[*dnsmos(wave).values()][:2] for wave in waves], axis=0)
     return [*map(float, (p808, overall, *errors)), spent_s / seconds, seconds]
 

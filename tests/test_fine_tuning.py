@@ -248,13 +248,24 @@ class Rejected(Runs):
         difference = "'tiny/decoder/kernel' is float32 (80, 81), but the model has float32 (80, 80)"
         self.assertIn(difference, self.rejection("c", base=changed))
 
-    def test_another_model_size_or_front_end_is_rejected(self):
-        for flags, expected in (
-            (("--model-size small",), "model_size small was given"),
-            (("--text-frontend phonemes",), "text_frontend phonemes was given"),
-        ):
-            expected += ", but the run starts from .* another --init"
-            self.assertRegex(self.rejection("d", *flags), expected)
+    def test_another_model_size_is_rejected(self):
+        expected = "model_size small was given, but the run starts from .* another --init"
+        self.assertRegex(self.rejection("d", "--model-size small"), expected)
+
+    def test_another_front_end_is_taken_if_it_is_given(self):
+        def train(*flags):
+            start = f"--init-from {self.base} --checkpoint-every 1"
+            return self.workspace.train("phonemes", start, *flags)
+
+        phonemes, longer = "--text-frontend phonemes --max-steps 2", "--resume --max-steps 3"
+        finished = train(phonemes)
+        self.assertEqual(finished.code, 0, finished)
+        record = read_record(latest(self.workspace.run_dir("phonemes") / "checkpoints"))
+        self.assertEqual((record.frontend.kind, record.symbols[:8]), ("phonemes", (*"abcdefgh",)))
+        self.assertIn("ɛ", record.symbols)
+        other = train("--text-frontend characters", longer)
+        self.assertIn("text_frontend is characters, but", other.err)
+        self.assertEqual(train("--text-frontend phonemes", longer).code, 0)
 
     def test_another_model_size_at_resume_is_rejected(self):
         message = self.rejection("tuned", "--resume --model-size small")

@@ -37,7 +37,7 @@ BUDGETS = {
     "placement": 1144,
     "speak": 737,
     "batches": 1516,
-    "checkpoints": 972,
+    "checkpoints": 978,
     "report": 1645,
     "tasks": 7141,
     "run": 3747,

@@ -18,6 +18,8 @@ from myxtts.config.checks import inactive_settings, reset_inactive
 from myxtts.config.flags import SETTINGS, Setting, marked, values_of, with_values
 from myxtts.config.schema import FIXED, FROM_TEACHER, INHERITED, Config
 
+OF_FRONTEND = "text_frontend", "text_normaliser"
+
 
 def open_teacher(path: str | None, resumed: TrainedRun | None) -> TrainedRun | None:
     """Open the teacher that the settings name, if they name one; raise CheckpointError if unfit.
@@ -68,6 +70,10 @@ def inherit_settings(config: Config, source: TrainedRun) -> Config:
         for setting in marked(INHERITED)
         if not (is_taught and FROM_TEACHER in setting.marks)
     ]
+    # Symbols keep their weights by name, so another front end, if it is given, may make them.
+    frontend = config.data.text_frontend
+    if "text_frontend" in config.data.model_fields_set and frontend != fixed.data.text_frontend:
+        inherited = [setting for setting in inherited if setting.name not in OF_FRONTEND]
     config = _with_fixed(config, fixed, inherited, origin, advice)
     if config.model.task == "vocoder" and fixed.teacher.teacher and not config.teacher.teacher:
         raise ConfigError(

@@ -251,7 +251,7 @@ class DataConfig(Section):
         Frontend, WITH_TEXTS, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "phonemes"
     """What makes tokens of texts: `phonemes`, IPA symbols from espeak-ng; `characters`; or the
-    front end of a package."""
+    front end of a package. With --init-from another one keeps the weights of symbols of both."""
     text_normaliser: Annotated[
         Normaliser, WITH_PHONEMES, FIXED, INHERITED, FROM_TEACHER, IN_SHARDS, IN_ALL_JOBS
     ] = "words-1"

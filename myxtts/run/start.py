@@ -60,8 +60,9 @@ class Start:
         if self.resumed:
             return self.resumed.record.frontend
         own = frontend_of(self.config.data)
-        if self._source:
-            return self._source.record.frontend.with_words(own.lexicon)
+        inherited = self._source and self._source.record.frontend
+        if inherited and inherited.kind == own.kind:
+            return inherited.with_words(own.lexicon)
         return own
 
     @property

@@ -195,7 +195,7 @@ class InspectionTest(unittest.TestCase):
         flags = ["--train-data", corpus, "--text-frontend", "characters", "--out", str(out)]
         printed = io.StringIO()
         with (
-            mock.patch("myxtts.extras.inspect.heard.recogniser_of", return_value=judge),
+            mock.patch("myxtts.extras.inspect.heard.open_recogniser", return_value=judge),
             contextlib.redirect_stdout(printed),
         ):
             self.assertEqual(reported(lambda: inspect.main([*flags, "--asr", "judge"])), (0, ""))

@@ -12,7 +12,6 @@ from myxtts.base.errors import ConfigError, DataError
 from myxtts.corpus.rows import DEFAULT_SPEAKER
 from myxtts.extras.align.recordings import files_of, is_recording
 from myxtts.extras.align.tape import Stretch, Tape, make_corpus_folder, runs, write_corpus
-from myxtts.placement import devices
 from myxtts.tasks.asr.transcriber import Transcriber
 from myxtts.tasks.evaluation.recognisers import open_recogniser
 from myxtts.text.languages import choose_language
@@ -35,8 +34,7 @@ def transcribe_recordings(
     `keep` is the share of them, the surest, that is kept. Raises UserError if the recogniser or a
     recording is unusable, or nothing is heard.
     """
-    device = devices.configure_default().routes[0].model
-    recogniser = open_recogniser(asr, device)
+    recogniser = open_recogniser(asr)
     if isinstance(recogniser, Transcriber):
         language = choose_language(language, recogniser.vocabulary.languages)
     elif not (language := language or recogniser.language):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from myxtts.audio.audio_file import read_wave
 from myxtts.extras.inspect.inspection import Finding, Inspection
-from myxtts.placement import devices
 from myxtts.tasks.asr.transcriber import Transcriber
 from myxtts.tasks.evaluation.recognisers import OutsideRecogniser, open_recogniser
 from myxtts.text.error_rates import error_rates
@@ -12,11 +11,6 @@ from myxtts.text.error_rates import error_rates
 MOST_ERRORS = 0.5
 
 Recogniser = Transcriber | OutsideRecogniser
-
-
-def recogniser_of(asr: Path) -> Recogniser:
-    """Open a recogniser on GPU 0 or else the CPU; raises UserError if it cannot be used."""
-    return open_recogniser(asr, devices.configure_default().routes[0].model)
 
 
 def fault_of(
@@ -35,7 +29,7 @@ def fault_of(
 
 def hear_clips(inspection: Inspection, asr: Path) -> None:
     """Add a finding for each clip of which a recogniser hears half or more otherwise."""
-    recogniser = recogniser_of(asr)
+    recogniser = open_recogniser(asr)
     waves = (read_wave(of.path, of.samples, start=of.start) for of in inspection.clips)
     for clip, heard in zip(inspection.clips, recogniser.transcribe(waves), strict=True):
         if fault := fault_of(recogniser, clip.text, clip.language, heard):

@@ -263,9 +263,9 @@ def _misheard(
     """Return why clips are left out that a recogniser hears otherwise than they are written."""
     check_packages("--recogniser", "jiwer", "tensorflow")
     # Imports TensorFlow, which takes seconds.
-    from myxtts.extras.inspect.heard import fault_of, recogniser_of
+    from myxtts.extras.inspect.heard import fault_of, open_recogniser
 
-    judge = recogniser_of(recogniser)
+    judge = open_recogniser(recogniser)
     by = f"{recogniser} {judge.checkpoint}"
     heard = _heard(out / HEARD, by)
     left = [clip for clip in clips if clip.path not in heard]

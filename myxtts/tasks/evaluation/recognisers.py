@@ -14,6 +14,7 @@ from tqdm import tqdm
 from myxtts.audio.audio_file import to_pcm
 from myxtts.audio.format import sample_rate_hz
 from myxtts.base.errors import ConfigError, check_packages
+from myxtts.placement import devices
 from myxtts.tasks.asr.transcriber import Transcriber
 from myxtts.tasks.base import Throttle, no_throttle
 
@@ -108,10 +109,13 @@ class OnnxAsr(OutsideRecogniser):
         return heard.text, exp(np.mean(heard.logprobs or [0.0]))
 
 
-def open_recogniser(asr: Path, device: str) -> Transcriber | OutsideRecogniser:
-    """Open a run, or the recogniser that has this name; raises UserError if it cannot be used."""
+def open_recogniser(asr: Path, device: str | None = None) -> Transcriber | OutsideRecogniser:
+    """Open a run, or the recogniser that has this name; raises UserError if it cannot be used.
+
+    It is on GPU 0, or else the CPU, if no device is given.
+    """
     if str(asr) == POCKETSPHINX:
         return Pocketsphinx()
     if str(asr).startswith(ONNX):
         return OnnxAsr(str(asr).removeprefix(ONNX))
-    return Transcriber(asr, device)
+    return Transcriber(asr, device or devices.configure_default().routes[0].model)

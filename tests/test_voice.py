@@ -75,6 +75,15 @@ class VoiceTest(FolderCase):
             code = voice.main([*words, *flags])
         return code, output.getvalue()
 
+    def test_both_runs_have_the_sample_rate_that_is_given(self):
+        runs = str(self.folder / "runs")
+        config, _ = voice.parse(f"--train-data x --sample-rate 16000 --runs-dir {runs}".split())
+        work = voice.Work(config, 3.0)
+        for stage in voice.OF_TASK:
+            with mock.patch.object(work, "_write") as write:
+                work._write_settings(stage, {})
+            self.assertEqual(write.call_args[0][1]["data"]["sample_rate"], 16_000)
+
     def test_stages_run_once_in_order_with_the_steps_that_their_minutes_allow(self):
         code, output = self.type()
         trials = [("train", "vocoder_speed"), ("train", "voice_speed")]

@@ -50,7 +50,7 @@ HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and m
 EXTRA = "train"
 GPUS = "data_gpu", "model_gpu"
 OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
-OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, *OF_RUN)
+OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, "sample_rate", *OF_RUN)
 # As in configs/human*.yaml: 15 and 31 minutes.
 SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
 # Fraction of these shares that is for steps. The rest is for trials, starts, validations, samples

@@ -343,8 +343,9 @@ class KindsTest(SpokenCase):
         ja.JAG2P.return_value = lambda sentence: (f"ja {sentence}", None)
         zh.ZHG2P.return_value = lambda sentence: (f"zh {sentence}", None)
         with mock.patch.dict(sys.modules, {"misaki.ja": ja, "misaki.zh": zh}):
-            self.assertEqual(phonemizer("ja")("はい。"), "ja はい。")
-            self.assertEqual(phonemizer("zh")("好。"), "zh 好。")
+            self.assertEqual(phonemizer("ja")("はい。いいえ。"), ["ja はい。", "ja いいえ。"])
+            self.assertEqual(phonemizer("zh")("好。"), ["zh 好。"])
+        self.assertEqual(phonemizer("it")("Ciao. Pizza."), ["ʧˈao.", "pˈiʦːa."])
 
 
 if __name__ == "__main__":

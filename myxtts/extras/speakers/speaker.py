@@ -133,18 +133,15 @@ def open_kokoro(source: str, voice: str) -> CorpusSpeaker | None:
     from hibari import Hibari
     from hibari.g2p import G2P
 
-    phonemize = phonemizer(language)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     hibari = Hibari(g2p=G2P(british=language == "en-gb"))
+    phonemize = hibari.phonemize if voice[0] in ENGLISH else phonemizer(language)
 
     def speak(text: str) -> tuple[np.ndarray, int]:
-        sentences = [sentence for sentence, _ in split_text(text, language)]
-        is_english = voice[0] in ENGLISH
-        read = hibari.phonemize(text) if is_english else map(phonemize, sentences)
         waves = [np.zeros(0, np.float32)]
-        for phonemes in read:
+        for phonemes in phonemize(text):
             # hibari's numbers of symbols are Kokoro's, with 0 at both ends.
             tokens = hibari.ids(phonemes)
             count = len(tokens) - 2
@@ -182,10 +179,13 @@ def _write_kokoro(folder: Path) -> None:
     check_digest("the packages of Kokoro", folder / "kokoro.onnx", KOKORO_SHA256)
 
 
-def phonemizer(language: str) -> Callable[[str], str]:
-    """Return what makes Kokoro's phonemes of a sentence in a language other than English."""
-    if language not in MISAKI:
-        return partial(_espeak, language)
+def phonemizer(language: str) -> Callable[[str], list[str]]:
+    """Return what makes Kokoro's phonemes of each sentence of a text that is not English."""
+    read = _by_misaki(language) if language in MISAKI else partial(_by_espeak, language)
+    return lambda text: [read(sentence) for sentence, _ in split_text(text, language)]
+
+
+def _by_misaki(language: str) -> Callable[[str], str]:
     if language == "ja":
         from misaki.ja import JAG2P as G2P
     else:
@@ -194,8 +194,7 @@ def phonemizer(language: str) -> Callable[[str], str]:
     return lambda sentence: read(sentence)[0]
 
 
-def _espeak(language: str, sentence: str) -> str:
-    """Return Kokoro's phonemes of a sentence by espeak-ng's."""
+def _by_espeak(language: str, sentence: str) -> str:
     phonemes = "".join(TextFrontend(normaliser="none").symbols(sentence, language))
     for symbol, kokoro in AFFRICATES.items():
         phonemes = phonemes.replace(symbol, kokoro)

@@ -176,7 +176,7 @@ class SoundTest(FolderCase):
         for rate_hz in PRESETS:
             with self.subTest(rate_hz), process_at(rate_hz):
                 # A sine has flat peaks.
-                faults = spoken._faults(self.folder / "corpus.csv")
+                faults = spoken._faults(self.folder / "corpus.csv", "phonemes")
                 self.assertTrue(all(reason.startswith("clipping") for reason in faults.values()))
 
 

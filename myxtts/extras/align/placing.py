@@ -41,8 +41,9 @@ def place(gains: Iterable[np.ndarray], sentences: Sequence[np.ndarray]) -> list[
     counts = np.array([len(sentence) for sentence in sentences])
     ends = np.cumsum(counts) - 1
     starts = ends - counts + 1
-    skipped = (SKIP * np.arange(len(sentences) + 1)).astype(np.float32)
-    best = np.full(len(tokens), IMPOSSIBLE)
+    skipped = SKIP * np.arange(len(sentences) + 1)
+    # In float64: the gains of hours are millions, of which float32 has no tenths.
+    best = np.full(len(tokens), IMPOSSIBLE, np.float64)
     # The frame at which the sentence of a token began, and the entry before it, in one number.
     origin = np.zeros(len(tokens), np.int64)
     # Those of the paths that are between two sentences: before sentence n.

@@ -19,10 +19,14 @@ chatterbot-corpus (BSD-3-Clause; github.com/gunthercox/chatterbot-corpus), read 
 
 import argparse
 import csv
-import hashlib
 import json
 import re
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from utilities.english_texts import digest
 
 PARTS = {"judging": 20, "validation": 20, "train": 520}
 VOWELS = {
@@ -87,7 +91,7 @@ def as_spoken(kana: str) -> str:
 
 
 def chinese(sources: list[Path]) -> list[tuple[str, str, bool]]:
-    """Return sentences of the files of chatterbot-corpus, and their pinyin with tones."""
+    """Return sentences of the files of chatterbot-corpus, their pinyin with tones, and True."""
     import jieba
     from pypinyin import Style, lazy_pinyin
 
@@ -118,13 +122,8 @@ def write_texts(folder: Path, rows: list[tuple[str, str, bool]]) -> dict[str, st
             lines = "".join(f"{text}\t{reading}\n" for text, reading, _ in of_part)
             (folder / "judging.tsv").write_text(lines, "utf-8")
         begin += count
-    sure = sum(row[2] for row in rows)
-    print(f"{folder}: {len(rows)} sentences, {sure} of them read as published")
+    print(f"{folder}: {len(rows)} sentences, {sum(row[2] for row in rows)} with sure readings")
     return {text: reading for text, reading, _ in rows}
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_readings(corpus: Path, readings: dict[str, str]) -> None:

@@ -174,7 +174,7 @@ class SpokenCorpusTest(SpokenCase):
         heard = [TEXTS[0].lower(), "another thing altogether", *map(str.lower, TEXTS[2:])]
         judge = mock.Mock(checkpoint="1", normalise_reference=lambda text, language: text.lower())
         judge.transcribe = mock.Mock(side_effect=lambda waves: heard[: len([*waves])])
-        recognisers = "myxtts.extras.inspect.heard.open_recogniser"
+        recognisers = "myxtts.tasks.evaluation.recognisers.open_recogniser"
         with mock.patch(recognisers, return_value=judge):
             for _ in range(2):
                 self.make("--speaker", "hum", "--recogniser", "pocketsphinx")

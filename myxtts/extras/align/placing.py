@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-IMPOSSIBLE = np.float32(-1e9)
+IMPOSSIBLE = -1e9
 # A sentence must gain this much over no sentence to be heard at all, and a sentence that is left
 # out costs as much as chance gains by a few tokens.
-ENTRY, SKIP = np.float32(8.0), 6.0
+ENTRY, SKIP = 8.0, 6.0
 # So many tokens are searched at the same time, most of them ahead: half an hour of speech.
 BAND_TOKENS = 24_000
 BAND_FRAMES = 512
@@ -43,7 +43,7 @@ def place(gains: Iterable[np.ndarray], sentences: Sequence[np.ndarray]) -> list[
     starts = ends - counts + 1
     skipped = SKIP * np.arange(len(sentences) + 1)
     # In float64: the gains of hours are millions, of which float32 has no tenths.
-    best = np.full(len(tokens), IMPOSSIBLE, np.float64)
+    best = np.full(len(tokens), IMPOSSIBLE)
     # The frame at which the sentence of a token began, and the entry before it, in one number.
     origin = np.zeros(len(tokens), np.int64)
     # Those of the paths that are between two sentences: before sentence n.

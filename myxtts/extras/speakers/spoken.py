@@ -263,7 +263,8 @@ def _misheard(
     """Return why clips are left out that a recogniser hears otherwise than they are written."""
     check_packages("--recogniser", "jiwer", "tensorflow")
     # Imports TensorFlow, which takes seconds.
-    from myxtts.extras.inspect.heard import fault_of, open_recogniser
+    from myxtts.extras.inspect.heard import fault_of
+    from myxtts.tasks.evaluation.recognisers import open_recogniser
 
     judge = open_recogniser(recogniser)
     by = f"{recogniser} {judge.checkpoint}"

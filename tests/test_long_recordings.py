@@ -62,9 +62,15 @@ class Placing(unittest.TestCase):
 
     def test_a_band_moves_with_the_speech(self):
         blocks = [gains_of(of, 4, self.source) for of in self.sentences]
-        with mock.patch.multiple(placing, BAND_TOKENS=80, BAND_FRAMES=16):
-            found = place(blocks, self.sentences)
-        self.assertEqual([of.sentence for of in found], [*range(12)])
+        whole = place(blocks, self.sentences)
+        self.assertEqual([of.sentence for of in whole], [*range(12)])
+        with mock.patch.multiple(placing, BAND_TOKENS=80, BAND_FRAMES=16, MOST_ENTRIES=4):
+            self.assertEqual(place(blocks, self.sentences), whole)
+
+    def test_a_beginning_is_not_placed_in_later_text_that_says_the_same(self):
+        text = [*self.sentences[:4], *self.sentences[2:]]
+        found = place([gains_of(of, 4, self.source) for of in self.sentences[:4]], text)
+        self.assertEqual([of.sentence for of in found], [0, 1, 2, 3])
 
     def test_a_short_stop_is_no_pause(self):
         levels = np.full(100, -20.0)

@@ -30,7 +30,7 @@ BUDGETS = {
     "devicefeed": 1250,
     "base": 1969,
     "config": 1717,
-    "audio": 1716,
+    "audio": 1737,
     "text": 1914,
     "distributed": 863,
     "corpus": 2193,

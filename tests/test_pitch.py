@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import HOP_SAMPLES, SAMPLE_RATE_HZ
-from myxtts.audio.pitch import DECIMATION, F0_MAX_HZ, F0_MIN_HZ, f0
+from myxtts.audio.pitch import DECIMATION, F0_MAX_HZ, F0_MIN_HZ, f0, in_octave_of_neighbours
 from tests.sine_corpus import sine
 
 EDGE = 4  # frames whose window reaches the end of the wave
@@ -142,6 +142,15 @@ class BatchTest(unittest.TestCase):
         specs = tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)
         traced = tf.function(f0, input_signature=specs)
         np.testing.assert_allclose(traced(wave, samples)[0], f0(wave, samples)[0], rtol=1e-4)
+
+    # A voice that is heard an octave off for three frames, and one that leaps by an octave.
+    def test_frames_are_in_the_octave_of_their_neighbours(self):
+        hz = np.full([1, 60], 110.0, np.float32)
+        hz[0, 10:13], hz[0, 20:23], hz[0, 30:34] = 55.5, 221.0, 0.0
+        expected = np.where(hz == 0.0, 0.0, np.where(hz < 100.0, 111.0, np.minimum(hz, 110.5)))
+        np.testing.assert_allclose(in_octave_of_neighbours(tf.constant(hz)), expected)
+        leap = np.repeat([[100.0, 200.0]], 30, axis=1).astype(np.float32)
+        np.testing.assert_array_equal(in_octave_of_neighbours(tf.constant(leap)), leap)
 
     def test_f0_runs_on_the_current_device(self):
         with tf.device(MODEL):

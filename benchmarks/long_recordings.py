@@ -15,6 +15,7 @@ import csv
 import json
 import random
 import re
+import shutil
 import sys
 from itertools import chain
 from pathlib import Path
@@ -97,7 +98,9 @@ def join(options: argparse.Namespace) -> list[Clip]:
     source, rows = random.Random(1), iter(corpus.rows)
     clips = []
     for name in ("audio", "text"):
-        (options.out / name).mkdir(parents=True, exist_ok=True)
+        # An earlier call may have made more recordings.
+        shutil.rmtree(options.out / name, ignore_errors=True)
+        (options.out / name).mkdir(parents=True)
     for number in range(options.files):
         waves, texts, end = [], [], 0
         while end < 60 * options.minutes * SAMPLE_RATE_HZ / options.files:

@@ -91,8 +91,8 @@ def f0(waveform, samples):
     return in_octave_of_neighbours(hz), voiced
 
 
-# The voiced frames around each frame vote: those about an octave lower or higher than it, and those
-# of its own octave.
+# The voiced frames around each frame vote for the octave below it, that above it, or that of the
+# frame itself.
 def in_octave_of_neighbours(hz):
     """Return F0, float32 [B, T], halved or doubled where two thirds of the votes are for it."""
     frames = tf.shape(hz)[1]

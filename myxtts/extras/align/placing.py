@@ -62,9 +62,8 @@ class _Search:
         # Those of the paths that are between two sentences: before sentence n.
         self._between = -self._skipped.astype(np.float32)
         self._last = np.full(len(counts) + 1, -1, np.int64)
-        # Sentence, first frame, end, and the entry before it.
-        self._entries, self._added = np.zeros([0, 4], np.int64), [np.zeros([0, 4], np.int64)]
-        self._count = 0
+        # Sentence, first frame, end, and the entry before it, in pieces.
+        self._entries, self._count = [np.zeros([0, 4], np.int64)], 0
 
     def move_band(self) -> None:
         """Search around the best path from here on. Its gain is 0 then: float32 has few digits."""
@@ -83,7 +82,6 @@ class _Search:
         self._heads = self._starts[low:high] - band.start
         self._tails = self._ends[low:high] - band.start
         self._best[: band.start] = self._best[band.stop :] = IMPOSSIBLE
-        self._entries, self._added = np.concatenate([self._entries, *self._added]), []
         if self._count > MOST_ENTRIES:
             self._drop_entries()
 
@@ -103,7 +101,7 @@ class _Search:
             tails = self._tails[said]
             ends = np.full(len(said), frame + 1)
             rows = (self._low + said, origin[tails] >> 32, ends, _before(origin[tails]))
-            self._added.append(np.stack(rows, axis=1))
+            self._entries.append(np.stack(rows, axis=1))
             between[1 + said] = best[tails]
             last[1 + said] = self._count + np.arange(len(said))
             self._count += len(said)
@@ -115,7 +113,7 @@ class _Search:
         It may end before any sentence, without a cost: otherwise paths to an early end of a
         recording would leave out as many as those that jumped ahead, and jumps would be free.
         """
-        entries = np.concatenate([self._entries, *self._added])
+        entries = np.concatenate(self._entries)
         placed, entry = [], int(self._last[np.argmax(self._between)])
         while entry >= 0:
             sentence, first, end, entry = entries[entry].tolist()
@@ -123,20 +121,21 @@ class _Search:
         return placed[::-1]
 
     def _drop_entries(self) -> None:
-        origin = self._origin[self._band]
+        """Keep the entries that the paths of the band come from, under new numbers."""
+        entries, origin = np.concatenate(self._entries), self._origin[self._band]
         is_kept = np.zeros(self._count, bool)
         reached = np.concatenate([self._last, _before(origin)])
         while len(reached := np.unique(reached[reached >= 0])):
             reached = reached[~is_kept[reached]]
             is_kept[reached] = True
-            reached = self._entries[reached, 3]
+            reached = entries[reached, 3]
         # Behind the last number is that of no entry, which is -1.
         number = np.append(np.where(is_kept, np.cumsum(is_kept) - 1, -1), -1)
-        self._entries = self._entries[is_kept]
-        self._entries[:, 3] = number[self._entries[:, 3]]
+        entries = entries[is_kept]
+        entries[:, 3] = number[entries[:, 3]]
+        self._entries, self._count = [entries], len(entries)
         self._last[:] = number[self._last]
         origin[:] = (origin >> 32 << 32) | (number[_before(origin)] + 1)
-        self._count = len(self._entries)
 
 
 def _before(origin: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.base.errors import CheckpointError, ConfigError
+from myxtts.base.names import base_language
 from myxtts.checkpoints.files import Ancestor, Checkpoint, digest_of, latest, read_record
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.flags import SETTINGS
@@ -289,6 +290,13 @@ class Rows(unittest.TestCase):
         fresh = np.array([[0.1], [0.2], [0.3], [0.5]], np.float32)
         rows = extend_rows(known, fresh, ["a", "b"], ["a", "b", "z"], 1)
         np.testing.assert_allclose(rows, [[90.0], [1.0], [3.0], [2.5]])
+
+    def test_a_language_begins_as_the_same_one_of_other_regions(self):
+        known = np.array([[1.0], [3.0], [8.0]], np.float32)
+        fresh = np.array([[0.5]] * 3, np.float32)
+        names = ["en-us", "en-gb", "es"]
+        rows = extend_rows(known, fresh, names, ["en", "es-419", "en-gb"], 0, base_language)
+        np.testing.assert_allclose(rows, [[2.5], [8.5], [3.0]])
 
 
 class Network(unittest.TestCase):

@@ -28,7 +28,7 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1969,
+    "base": 1974,
     "config": 1717,
     "audio": 1737,
     "text": 1914,
@@ -40,10 +40,10 @@ BUDGETS = {
     "checkpoints": 978,
     "report": 1645,
     "tasks": 7145,
-    "run": 3747,
+    "run": 3755,
     "trial": 2952,
     "commands": 896,
-    "extras": 9240,
+    "extras": 9301,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.

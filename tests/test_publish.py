@@ -109,15 +109,19 @@ class PublishTest(unittest.TestCase):
     def test_the_card_names_the_voices_that_spoke_the_corpus(self):
         ann = {"name": "ann", "model": "hum", "version": "1", "voice": "a", "source": "PyPI hum"}
         ann |= {"sha256": "ab", "licence": "", "consent": "synthetic"}
-        ancestry = {"speakers": [ann, ann | {"voice": "b"}], "texts": {"from": "own, CC0"}}
+        other = {"model": "drum", "voice": "c"}
+        ancestry = {
+            "speakers": [ann, ann | {"voice": "b"}, ann | other],
+            "texts": {"from": "own, CC0"},
+        }
         made = {"rows": 9, "hours": 1.5, "texts": "read in them", "left_out": {"not said": 2}}
         cut = publish.origin({"recordings": made})
         self.assertIn("9 stretches of 1.50 h", cut["data"])
         self.assertIn("left out: 2 not said", cut["data"])
         card = publish.origin(ancestry)
-        spoken = "hum 1 a, FILL IN its licence, from PyPI hum, SHA-256 ab and by hum 1 b, "
+        spoken = "hum 1 a, b, FILL IN its licence, from PyPI hum, SHA-256 ab and by drum 1 c, "
         self.assertIn(f"texts: own, CC0; spoken by {spoken}", card["data"])
-        self.assertIn("spoken the corpus. hum 1 a: synthetic; hum 1 b: synth", card["consent"])
+        self.assertIn("spoken the corpus. hum 1 a, b: synthetic; drum 1 c: synth", card["consent"])
 
     def test_a_url_is_fetched_once_and_checked(self):
         url = f"file://{self.out}"

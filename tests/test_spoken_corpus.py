@@ -26,7 +26,13 @@ from myxtts.corpus.demo_corpus import demo_texts
 from myxtts.corpus.layouts import read_corpus
 from myxtts.extras.publish.publish import origin
 from myxtts.extras.speakers import corpus_command, spoken
-from myxtts.extras.speakers.speaker import Ancestry, CorpusSpeaker, open_speaker, phonemizer
+from myxtts.extras.speakers.speaker import (
+    Ancestry,
+    CorpusSpeaker,
+    _kokoro_styles,
+    open_speaker,
+    phonemizer,
+)
 from tests.fixtures import FolderCase
 from tests.test_say import HAS_PACKAGES, exported_json, piper_json, write_graph
 
@@ -337,6 +343,19 @@ class KindsTest(SpokenCase):
                 lacks = f"{voice} needs hibari .*pip install hibari-tts .*misaki .*{package}"
                 with self.assertRaisesRegex(ConfigError, lacks):
                     open_speaker(f"{archive}#{voice}")
+
+    def test_voices_of_kokoro_are_mixed(self):
+        archive = self.folder / "kokoro-js-1.2.1.tgz"
+        with tarfile.open(archive, "w:gz") as files:
+            for voice, value in (("af_heart", 1.0), ("zf_xiaobei", 5.0)):
+                content = np.full([510, 256], value, "<f4").tobytes()
+                files.add(self.write(f"{voice}.bin", content), f"package/voices/{voice}.bin")
+        for voice, value in (("zf_xiaobei", 5.0), ("af_heart+zf_xiaobei+zf_xiaobei", 11 / 3)):
+            styles = _kokoro_styles(archive, voice)
+            self.assertEqual((styles.shape, styles.dtype), ((510, 256), np.float32))
+            np.testing.assert_allclose(styles, value, rtol=1e-6)
+        with self.assertRaisesRegex(ConfigError, r"no voice 'af_heart\+xx'.*or several with \+"):
+            open_speaker(f"{archive}#af_heart+xx")
 
     def test_misaki_reads_japanese_and_chinese_for_kokoro(self):
         ja, zh = mock.Mock(), mock.Mock()

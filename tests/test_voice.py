@@ -81,7 +81,7 @@ class VoiceTest(FolderCase):
         work = voice.Work(config, 3.0)
         for stage in voice.OF_TASK:
             with mock.patch.object(work, "_write") as write:
-                work._write_settings(stage, {})
+                work._write_settings(stage, {}, None)
             self.assertEqual(write.call_args[0][1]["data"]["sample_rate"], 16_000)
 
     def test_stages_run_once_in_order_with_the_steps_that_their_minutes_allow(self):
@@ -120,6 +120,51 @@ class VoiceTest(FolderCase):
         (self.folder / "runs/other/checkpoints").mkdir(parents=True)
         with self.assertRaisesRegex(ConfigError, "other already holds a run"):
             self.type("--run", "other")
+
+    def test_it_starts_from_the_installed_base_where_that_fits_and_says_why_not(self):
+        phonemes = "--text-frontend", "phonemes"
+        base = types.SimpleNamespace(path=Path("base"), record=self.record(24_000, ["en-us", "ru"]))
+        vocoder = types.SimpleNamespace(path=Path("base/vocoder"), record=base.record)
+        base.select_vocoder = lambda: types.SimpleNamespace(trained=vocoder)
+        installed = {"base": types.SimpleNamespace(folder=Path("base"))}
+        self.enterContext(mock.patch.object(voice, "voices", lambda: installed))
+        self.enterContext(mock.patch.object(voice.TrainedRun, "open", lambda path: base))
+        for flags, reason in (
+            ((), "text_frontend is characters, and that of `base` phonemes"),
+            ((*phonemes, "--sample-rate", "22050"), "sample_rate is 22050, and that of `base` 24"),
+            ((*phonemes, "--model-size", "small"), "model_size is small, and that of `base` tiny"),
+            ((*phonemes, "--init-from", "none"), "from nothing, as --init-from says"),
+        ):
+            _, output = self.type(*flags)
+            self.assertIn(reason, output)
+            self.assertIn("little speech for a voice from scratch", output)
+            self.assertEqual(self.starts(), (None, None))
+            shutil.rmtree(self.folder / "runs")
+        _, output = self.type(*phonemes)
+        self.assertIn("from the voice `base`; --init-from none starts from nothing", output)
+        self.assertNotIn("little speech", output)
+        self.assertEqual(self.starts(), ("base", "base/vocoder"))
+        with self.assertRaisesRegex(ConfigError, "init-from is none.*begun with None"):
+            self.type(*phonemes, "--init-from", "none")
+        shutil.rmtree(self.folder / "runs")
+        base.record.languages = ["en-us"]
+        self.assertIn("`base` speaks en, not ru", self.type(*phonemes)[1])
+        shutil.rmtree(self.folder / "runs")
+        self.assertIn(
+            "from runs/ann, as --init", self.type(*phonemes, "--init-from", "runs/ann")[1]
+        )
+        self.assertEqual(self.starts(), ("base", "base/vocoder"))
+
+    def record(self, rate_hz, languages):
+        settings = load(None, {"sample_rate": rate_hz, "model_size": "tiny"})
+        return types.SimpleNamespace(settings=settings, languages=languages)
+
+    def starts(self):
+        folder = self.folder / "runs/v/voice"
+        configs = [load(folder / f"{stage}.yaml") for stage in ("voice", "vocoder")]
+        rates = {config.data.sample_rate for config in configs}
+        self.assertEqual(rates == {24_000}, configs[0].training.init_from is not None)
+        return tuple(config.training.init_from for config in configs)
 
 
 class WholeVoiceTest(FolderCase):

@@ -31,3 +31,8 @@ def alike(names: Iterable[str]) -> list[list[str]]:
 def canonical_code(language: str) -> str:
     """Return a language code or locale in lower case with hyphens: en_GB → en-gb."""
     return canonical_name(language).lower().replace("_", "-")
+
+
+def base_language(code: str) -> str:
+    """Return the language of a code without its region: en_GB → en."""
+    return canonical_code(code).split("-")[0]

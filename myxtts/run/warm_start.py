@@ -6,7 +6,7 @@ vocabulary begins with the pretrained one, and its symbols and languages keep th
 the new corpus lacks them. What goes out is the new network with these weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from myxtts.base.errors import ConfigError
+from myxtts.base.names import base_language
 from myxtts.checkpoints.files import MODEL, Ancestor
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.checkpoints.variables import load_variables
@@ -98,7 +99,8 @@ def load_pretrained(
 
     A row that the pretrained run lacks becomes the mean of its named rows plus the network's own
     small random row (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row
-    there, and new rows differ. Layers that are `added_layers` keep their initial weights.
+    there, and new rows differ. A language is taken from the same one of other regions, if there are
+    such rows (`en` from `en-us`). Layers that are `added_layers` keep their initial weights.
 
     Raises CheckpointError if the weights belong to another architecture, and ConfigError if a
     component of `freeze` has rows of new symbols, which would stay random.
@@ -124,7 +126,8 @@ def load_pretrained(
         known_names, names, special = rows_by_table[table]
         # Rows of another architecture are left as they are, and rejected below.
         if known_rows.shape == (special + len(known_names), *initial.shape[1:]):
-            rows = extend_rows(known_rows, initial, known_names, names, special)
+            kind = base_language if table == "languages" else str
+            rows = extend_rows(known_rows, initial, known_names, names, special, kind)
             weights[path] = np.moveaxis(rows, 0, axis)
     load_variables(pretrained.run.checkpoint, {MODEL: variables}, {MODEL: weights})
 
@@ -153,11 +156,13 @@ def extend_rows(
     known_names: Sequence[str],
     names: Sequence[str],
     special: int,
+    kind: Callable[[str], str] = str,
 ) -> np.ndarray:
     """Return the known rows in a new order, with rows for new names: float32 [special + N, …].
 
-    A new row is the mean of the known rows that have names plus its initial row. The `special` rows
-    have no names. They are copied, and not part of the mean: the row of the padding is not learnt.
+    A new row is its initial row plus the mean of the known rows whose names are of its `kind`, or
+    else of all that have names. The `special` rows have no names. They are copied, and not part of
+    the mean: the row of the padding is not learnt.
 
     Args:
         known: float32 [special + K, …], special rows and rows of `known_names`.
@@ -167,6 +172,9 @@ def extend_rows(
     rows = known[special:].mean(axis=0) + initial
     rows[:special] = known[:special]
     for row, name in enumerate(names, special):
+        akin = [row_of[other] for other in known_names if kind(other) == kind(name)]
         if name in row_of:
             rows[row] = known[row_of[name]]
+        elif akin:
+            rows[row] = known[akin].mean(axis=0) + initial[row]
     return rows

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from myxtts.base.errors import ConfigError
-from myxtts.base.names import canonical_code
+from myxtts.base.names import base_language
 from myxtts.base.published import local_run
 from myxtts.speak.chunks import FRONTEND
 from myxtts.speak.piper_voice import PiperVoice
@@ -116,7 +116,7 @@ def voice_for(text: str, language: str | None) -> Voice:
     """
     ordered = sorted(voices().values(), key=lambda voice: voice.folder is None)
     if language is not None:
-        code = canonical_code(language).split("-")[0]
+        code = base_language(language)
         fitting = (voice for voice in ordered if code in _bases(voice.languages))
         wanted = f"for --language {language}"
     else:
@@ -141,4 +141,4 @@ def known_voices() -> str:
 
 
 def _bases(languages: Iterable[str]) -> set[str]:
-    return {canonical_code(language).split("-")[0] for language in languages}
+    return {base_language(language) for language in languages}

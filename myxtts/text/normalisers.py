@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from myxtts.base.errors import ConfigError, DataError
 from myxtts.base.files import table_beside
-from myxtts.base.names import canonical_code
+from myxtts.base.names import base_language
 from myxtts.text import espeak
 from myxtts.text.sentences import clauses_of
 
@@ -63,7 +63,7 @@ def words_of(text: str, language: str) -> str:
 
     Raises ConfigError if the library is missing, and DataError if it fails on the sentence.
     """
-    code = canonical_code(language).split("-")[0]
+    code = base_language(language)
     if code not in LIBRARIES:
         return text
     clauses = clauses_of(_read(text, language, "before"), MAX_CHARACTERS)
@@ -82,7 +82,7 @@ def words_of(text: str, language: str) -> str:
 
 def description(language: str) -> str:
     """Return the name and version of the library of a language; espeak-ng alone without one."""
-    library = LIBRARIES.get(canonical_code(language).split("-")[0])
+    library = LIBRARIES.get(base_language(language))
     if library is None:
         return "espeak-ng alone"
     return f"{library.package} {library.version}"
@@ -90,7 +90,7 @@ def description(language: str) -> str:
 
 def installed_versions(languages: Iterable[str]) -> dict[str, str]:
     """Return the versions of the libraries that read some languages, by package."""
-    codes = {canonical_code(language).split("-")[0] for language in languages}
+    codes = {base_language(language) for language in languages}
     packages = sorted({LIBRARIES[code].package for code in codes & LIBRARIES.keys()})
     return {package: metadata.version(package) for package in packages}
 
@@ -117,7 +117,7 @@ def _readings(language: str, stage: str) -> list[tuple[re.Pattern, str]]:
     dot = r"(?:\.(?=\s?[\w,])|(?=\.$))"
     patterns = []
     # The code of the voice comes first, since it names the country: en is read as en-us.
-    for name in (espeak.voice_of(language), canonical_code(language).split("-")[0]):
+    for name in (espeak.voice_of(language), base_language(language)):
         for key, reading in table.get(name, {}).get(stage, {}).items():
             pattern = re.compile(rf"\b{key}{dot}" if key.isalpha() else key)
             patterns.append((pattern, reading))

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cache
 
 from myxtts.base.files import table_beside
-from myxtts.base.names import canonical_code
+from myxtts.base.names import base_language
 
 # The longest clip of LJSpeech has 10.1 s and 187 characters. At 10 characters a second, which is
 # slow, 200 characters take 20 s, the longest utterance of the default settings (`max_seconds`).
@@ -84,7 +84,7 @@ def empty_text_message(text: str) -> str:
 # word begins in lower case.
 def sentences_of(paragraph: str, language: str) -> Iterator[str]:
     """Yield the sentences of a paragraph."""
-    shown = _without_dots(paragraph, canonical_code(language).split("-")[0])
+    shown = _without_dots(paragraph, base_language(language))
     begin = 0
     for stop in _STOP.finditer(shown):
         is_item = stop[0][0] == "." and _ITEM.fullmatch(shown, begin, stop.start())

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,13 @@ def origin(ancestry: dict[str, Any]) -> dict[str, str]:
             found += f" {made['texts']}; left out: {left or 'nothing'}"
         return {"consent": f"FILL IN. {consent}", "data": f"FILL IN{found}"}
     consents, data = [], [f"texts: {ancestry['texts']['from'] or 'FILL IN'}"]
+    of_model = defaultdict(list)
     for speaker in ancestry["speakers"]:
-        name = " ".join(filter(None, (speaker["model"], speaker["version"], speaker["voice"])))
+        own = "name", "voice", "clips"
+        of_model[tuple(value for name, value in speaker.items() if name not in own)].append(speaker)
+    for speaker, *others in of_model.values():
+        voices = ", ".join(of["voice"] for of in (speaker, *others) if of["voice"])
+        name = " ".join(filter(None, (speaker["model"], speaker["version"], voices)))
         consents.append(f"{name}: {speaker['consent'] or 'FILL IN whose voice it is'}")
         licence = speaker["licence"] or "FILL IN its licence"
         digest = speaker["sha256"] or "unknown"

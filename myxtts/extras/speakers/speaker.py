@@ -158,18 +158,26 @@ def open_kokoro(source: str, voice: str) -> CorpusSpeaker | None:
 
 
 def _kokoro_styles(archive: Path, voice: str) -> np.ndarray:
-    """Return the vectors of a voice by number of tokens, float32 [510, 256]."""
+    """Return the vectors of a voice by number of tokens, float32 [510, 256].
+
+    A voice A+B is the mean of both, which is a speaker of its own; A+A+B is nearer to A.
+    """
     try:
         with tarfile.open(archive) as files:
             paths = {Path(name).stem: name for name in files.getnames() if name.endswith(".bin")}
             known = sorted(name for name in paths if name[0] in KOKORO_LANGUAGES)
-            if voice in known and (content := files.extractfile(paths[voice])):
-                return np.frombuffer(content.read(), "<f4").reshape(KOKORO_TOKENS, 256)
+            names = voice.split("+")
+            if set(names) <= set(known):
+                contents = [files.extractfile(paths[name]) for name in names]
+                read = [np.frombuffer(content.read(), "<f4") for content in contents if content]
+                return np.mean(read, axis=0).reshape(KOKORO_TOKENS, 256)
     except (OSError, tarfile.TarError) as error:
         advice = "Run `npm pack kokoro-js@1.2.1`, and give the file."
         raise ConfigError(f"{archive} cannot be read: {error}. {advice}") from error
     found = f"has no voice {voice!r} whose phonemes can be made"
-    raise ConfigError(f"{archive} {found}. Put # and one of {', '.join(known)} behind it.")
+    raise ConfigError(
+        f"{archive} {found}. Put # and one of {', '.join(known)} behind it, or several with +."
+    )
 
 
 def _write_kokoro(folder: Path) -> None:

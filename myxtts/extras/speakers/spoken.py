@@ -40,7 +40,7 @@ from myxtts.base.files import (
     write_json,
     write_whole,
 )
-from myxtts.base.names import canonical_code
+from myxtts.base.names import base_language
 from myxtts.base.published import file_digest
 from myxtts.config.flags import SETTINGS
 from myxtts.config.schema import DataConfig
@@ -148,8 +148,8 @@ def _read_texts(path: Path) -> list[str]:
 
 
 def _demo_texts(options: SpokenOptions, speakers: Mapping[str, CorpusSpeaker]) -> list[str]:
-    codes = {canonical_code(options.language or of.language) for of in speakers.values()}
-    language, *others = sorted({code.split("-")[0] for code in codes})
+    of_speakers = {base_language(options.language or of.language) for of in speakers.values()}
+    language, *others = sorted(of_speakers)
     if others or language not in grammar_languages():
         found = ", ".join([language, *others])
         known = ", ".join(grammar_languages())

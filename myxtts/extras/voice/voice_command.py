@@ -24,6 +24,7 @@ import yaml
 from myxtts.base.clock import format_duration
 from myxtts.base.errors import ConfigError
 from myxtts.base.files import make_folder, write_json, write_whole
+from myxtts.base.names import base_language
 from myxtts.base.processes import (
     ChildProcess,
     ProgramSpec,
@@ -44,12 +45,13 @@ from myxtts.extras.inspect import inspect_command as inspect
 from myxtts.extras.inspect.inspection import EXCLUDED, Clip, Inspection, inspect_corpus
 from myxtts.report.metrics import read_last_report
 from myxtts.report.page import RunPage
+from myxtts.speak.voices import voices
 
 NAME = "voice"
 HELP = "Make a voice of a corpus: inspect it, train a vocoder and a voice, and measure them."
 EXTRA = "train"
 GPUS = "data_gpu", "model_gpu"
-OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size"
+OF_RUN = "run", "runs_dir", *GPUS, "simulate_gpus", "model_size", "batch_size", "init_from"
 OF_COMMAND = (*inspect.OF_CORPUS, *inspect.OF_CLIPS, "sample_rate", *OF_RUN)
 # As in configs/human*.yaml: 15 and 31 minutes.
 SHARES = {"vocoder": 1 / 3, "voice": 2 / 3}
@@ -65,6 +67,10 @@ OF_TASK: dict[str, dict[str, Any]] = {
     "voice": {"task": "tts", "guidance": 1.5},
 }
 VOICE_BATCH = 6
+# The voice to start from, and what a run that starts from it has instead: docs/experiments/tts.md.
+BASE, NOTHING = "base", "none"  # of --init-from
+OF_BASE = ("model_size", "text_frontend", "sample_rate")
+FROM_BASE = {"vocoder": {"learning_rate": 1e-3}, "voice": {"learning_rate": 1e-3}}
 SMALL_S = 30 * 60  # docs/guides/voices.md
 SPOKEN_S = 3.0, 9.0
 
@@ -140,21 +146,52 @@ class Work:
         inspect.report(inspection, corpus, self._folder)
         names = inspection.excluded()
         excluded = {"exclude": str(self._folder / EXCLUDED)} if names else {}
+        base, reason = self._choose_base({clip.language for clip in inspection.clips})
         for stage in OF_TASK:
-            self._write_settings(stage, excluded)
+            self._write_settings(stage, excluded, base)
         used = [clip for clip in inspection.clips if clip.id not in names]
         seconds = sum(clip.quality.seconds for clip in used)
         faulty = {finding.id for finding in inspection.findings}
         best = [clip for clip in used if clip.id not in faulty] or used
         self._plan = {"flags": asked, "hours": seconds / 3600} | _spoken(best)
         write_json(plan, self._plan)
-        self._announce(inspection)
+        self._announce(inspection, reason)
 
-    def _write_settings(self, stage: str, values: dict[str, Any]) -> None:
-        config = self._config
-        size = config.model.model_size
+    # A run that the user names is the start, whatever it is. Otherwise it is the installed voice
+    # `base`, if the runs may have its size, rate, front end and languages.
+    def _choose_base(self, languages: set[str]) -> tuple[TrainedRun | None, str]:
+        """Return the voice to start from, or None, and a line that says why."""
+        asked = self._config.training.init_from
+        if asked == NOTHING:
+            return None, "from nothing, as --init-from says"
+        if asked is not None:
+            return TrainedRun.open(Path(asked)), f"from {asked}, as --init-from says"
+        found = voices().get(BASE)
+        if found is None or found.folder is None:
+            return None, f"from nothing: the voice `{BASE}` is not installed"
+        run = TrainedRun.open(found.folder)
+        for name in OF_BASE:
+            of_base = SETTINGS[name].of(run.record.settings)
+            value = self._size() if name == "model_size" else SETTINGS[name].of(self._config)
+            if (name != "sample_rate" or self._is_given(name)) and value != of_base:
+                return None, f"from nothing: {name} is {value}, and that of `{BASE}` {of_base}"
+        known = {base_language(code) for code in run.record.languages}
+        if others := {base_language(code) for code in languages} - known:
+            unknown, spoken = " ".join(sorted(others)), " ".join(sorted(known))
+            return None, f"from nothing: `{BASE}` speaks {spoken}, not {unknown}"
+        return run, f"from the voice `{BASE}`; --init-from none starts from nothing"
+
+    def _is_given(self, name: str) -> bool:
+        return name in getattr(self._config, SETTINGS[name].section).model_fields_set
+
+    def _size(self) -> str:
+        size = self._config.model.model_size
         if size == SETTINGS["model_size"].default and not visible_gpus():
-            size = "tiny"
+            return "tiny"
+        return size
+
+    def _write_settings(self, stage: str, values: dict[str, Any], base: TrainedRun | None) -> None:
+        config, size = self._config, self._size()
         of_stage = OF_TASK[stage] | {"run": self._runs[stage].name, "model_size": size} | values
         # GPUs are given to each command, so that a run may go on with others.
         of_stage |= dict.fromkeys(GPUS)
@@ -162,6 +199,15 @@ class Work:
             of_stage |= TINY
         if stage == "voice" and config.data.batch_size == SETTINGS["batch_size"].default:
             of_stage["batch_size"] = VOICE_BATCH
+        if stage == "vocoder" and base is not None:
+            base = base.select_vocoder().trained
+        of_stage["init_from"] = base and str(base.path)
+        if base is not None:
+            of_stage |= FROM_BASE[stage]
+            settings = base.record.settings
+            fixed = {name: SETTINGS[name].of(settings) for name in OF_BASE}
+            # What was given stays, and `train` says where it differs.
+            of_stage |= {name: fixed[name] for name in OF_BASE if not self._is_given(name)}
         settings = reset_inactive(with_values(config, of_stage))
         self._write(stage, settings.model_dump(mode="json", exclude_defaults=True))
 
@@ -169,7 +215,7 @@ class Work:
         text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
         write_whole(self._folder / f"{stage}.yaml", text.encode())
 
-    def _announce(self, inspection: Inspection) -> None:
+    def _announce(self, inspection: Inspection, start: str) -> None:
         size = self._settings("voice")["model"].get("model_size", "normal")
         hours, of = self._plan["hours"], self._config.placement
         place = "on one device"
@@ -177,10 +223,11 @@ class Work:
             place = f"with batches on GPU {of.data_gpu} and training on GPU {of.model_gpu}"
         stages = [f"{self._time(stage)} for a {size} {stage}" for stage in OF_TASK]
         print(f"\nplan: {hours:.2f} h of speech; {', then '.join(stages)}, {place}")
-        if hours * 3600 < SMALL_S:
+        print(f"      They start {start}.")
+        if hours * 3600 < SMALL_S and start.startswith("from nothing"):
             print(
                 "      This is little speech for a voice from scratch. Record more, or start from"
-                " another voice with --init-from of `train`."
+                " another voice with --init-from."
             )
         if len({clip.speaker for clip in inspection.clips}) > 1:
             print("      One voice learns all speakers; a reference chooses who speaks.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from myxtts.base.errors import ConfigError
-from myxtts.base.names import canonical_code
+from myxtts.base.names import base_language
 from myxtts.speak.player import Speaker
 from myxtts.speak.voices import open_exported, voice_for, voice_named
 
@@ -46,8 +46,8 @@ def open_speaker(
     else:
         speaker = open_exported(path)
     log.info("voice          %s: %sthe speech is synthetic", voice, about)
-    base = canonical_code(speaker.language).split("-")[0]
-    if language and canonical_code(language).split("-")[0] != base:
+    base = base_language(speaker.language)
+    if language and base_language(language) != base:
         raise ConfigError(
             f"--language {language} was given, but the voice {voice} speaks {speaker.language}."
             " Leave it out, or choose another --voice: `myxtts voices` lists them."

@@ -35,14 +35,14 @@ BUDGETS = {
     "distributed": 863,
     "corpus": 2193,
     "placement": 1144,
-    "speak": 737,
+    "speak": 743,
     "batches": 1516,
     "checkpoints": 978,
     "report": 1645,
     "tasks": 7145,
     "run": 3755,
     "trial": 2952,
-    "commands": 896,
+    "commands": 898,
     "extras": 9301,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}

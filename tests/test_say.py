@@ -116,6 +116,18 @@ class SayTest(FolderCase):
         out = str(self.folder / "again.wav")
         self.assertEqual(say.main(["A man. A plan.", "--voice", folder, "--out", out]), 0)
 
+    def test_a_voice_without_onnx_is_for_runs_to_start_from(self):
+        (self.folder / "index/base/checkpoints").mkdir(parents=True)
+        about = {"languages": ["en"], "licence": "CC0-1.0", "consent": "nobody's voice"}
+        index = {name: about | {"folder": name} for name in ("base", "ann")}
+        self.write("index/index.json", json.dumps(index))
+        voices.voices.cache_clear()
+        self.assertEqual(voices.voice_for("A man.", None).name, "ann")
+        self.assertEqual(voices.run_folder("base"), self.folder / "index/base")
+        with contextlib.redirect_stdout(io.StringIO()) as listed:
+            list_voices.main([])
+        self.assertIn("for --init-from alone; installed in", listed.getvalue())
+
     def test_a_voice_of_piper_reads_its_own_ids(self):
         path = self.write_voice("joe", piper_json())
         voice = open_speaker(str(path))

@@ -30,5 +30,8 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
             f"installed in {voice.folder}" if voice.folder else f"{voice.mb:.0f} MB, {voice.url}"
         )
         print(f"{voice.name:<16} {' '.join(voice.languages):<10} {voice.licence}; {voice.consent}")
-        print(f"{'':<16} speakers: {', '.join(voice.speakers) or 'one'}; {where}")
+        speakers = f"speakers: {', '.join(voice.speakers) or 'one'}"
+        if voice.is_mute:
+            speakers = "for --init-from alone"
+        print(f"{'':<16} {speakers}; {where}")
     return 0

@@ -8,7 +8,7 @@ index, or a URL, from which it is fetched once into the user's cache:
                   "url": "https://…", "sha256": "…"}}
 
 A voice's folder is one that `myxtts publish` writes: `onnx/` in it speaks without TensorFlow, and
-it is a run, from which others can start.
+`checkpoints/` makes it a run, from which others can start. It may have one of them alone.
 """
 
 import json
@@ -60,6 +60,11 @@ class Voice:
         """The folder that `myxtts publish` wrote; it is fetched if it is not installed."""
         return self.folder or local_run(f"{self.url}#sha256={self.sha256}")
 
+    @property
+    def is_mute(self) -> bool:
+        """Whether it has weights alone, from which runs start."""
+        return self.folder is not None and not (self.folder / "onnx").is_dir()
+
 
 @cache
 def voices() -> dict[str, Voice]:
@@ -81,7 +86,7 @@ def _folders() -> Iterator[Path]:
 
 def _voice(name: str, entry: dict, folder: Path) -> Voice:
     own = folder / entry["folder"] if "folder" in entry else None
-    if own is not None and not (own / "onnx").is_dir():
+    if own is not None and not any((own / part).is_dir() for part in ("onnx", "checkpoints")):
         own = None
     return Voice(
         name=name,
@@ -114,7 +119,8 @@ def voice_for(text: str, language: str | None) -> Voice:
     """Return the first voice of a language, or else one in whose script most letters of the text
     are, installed ones first. Raises ConfigError if there is none: no other voice stands in for it.
     """
-    ordered = sorted(voices().values(), key=lambda voice: voice.folder is None)
+    speaking = (voice for voice in voices().values() if not voice.is_mute)
+    ordered = sorted(speaking, key=lambda voice: voice.folder is None)
     if language is not None:
         code = base_language(language)
         fitting = (voice for voice in ordered if code in _bases(voice.languages))

@@ -16,8 +16,10 @@ of Kokoro, kore and fenrir of hibari, and the readers of telephone prompts.
 
 import argparse
 import csv
+import random
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +70,18 @@ am_michael im_nicola, af_aoede ff_siwis, af_sarah pf_dora, am_puck pm_alex
 ACCENTED = " ".join(
     f"{first}+{other}+{other}+{other}" for first, other in map(str.split, ACCENTS.split(","))
 )
+# Pairs of any voices, in equal parts: many speakers, of whom each says little.
+READERS = """
+af_alloy af_aoede af_bella af_heart af_jessica af_nova af_river af_sarah af_sky am_adam am_echo
+am_eric am_liam am_michael am_onyx am_puck bf_alice bf_emma bf_lily bm_daniel bm_fable bm_george
+""".split()
+OTHERS = """
+ef_dora ff_siwis hf_alpha hf_beta hm_omega hm_psi im_nicola jf_alpha jf_gongitsune jf_nezumi
+jf_tebukuro jm_kumo pf_dora pm_alex zf_xiaobei zf_xiaoni zf_xiaoxiao zf_xiaoyi zm_yunjian zm_yunxi
+zm_yunxia zm_yunyang
+""".split()
+PAIRS = [f"{a}+{b}" for a, b in product(READERS, READERS + OTHERS) if a != b]
+MANY = " ".join(random.Random(0).sample(PAIRS, 96))
 PARTS = {
     "woman": Part("woman=hibari", 500, first=0),
     "man": Part("man=am_puck", 330, first=0),
@@ -85,6 +99,7 @@ PARTS = {
         288,
         first=4700,
     ),
+    "many": Part(MANY, 384, first=6000),
     "es": Part("ef_dora ef_dora+am_michael", 50, each=True),
     "fr": Part("ff_siwis ff_siwis+am_liam", 30, each=True),
     "it": Part("im_nicola im_nicola+af_bella", 30, each=True),

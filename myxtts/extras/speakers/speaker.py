@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,15 +128,7 @@ def open_kokoro(source: str, voice: str) -> CorpusSpeaker | None:
     styles, language = _kokoro_styles(archive, voice), KOKORO_LANGUAGES[voice[0]]
     needed = ["hibari", *KOKORO_PARTS, *MISAKI.get(language, [])]
     check_packages(f"--speaker {source}#{voice}", *needed)
-    model = cached_folder("kokoro", KOKORO_SHA256, _write_kokoro) / "kokoro.onnx"
-    import onnxruntime
-    from hibari import Hibari
-    from hibari.g2p import G2P
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    hibari = Hibari(g2p=G2P(british=language == "en-gb"))
+    session, hibari = _kokoro_session(), _hibari(language == "en-gb")
     phonemize = hibari.phonemize if voice[0] in ENGLISH else phonemizer(language)
 
     def speak(text: str) -> tuple[np.ndarray, int]:
@@ -155,6 +147,25 @@ def open_kokoro(source: str, voice: str) -> CorpusSpeaker | None:
     of = "Kokoro-82M, int8 ONNX", "1.0", voice, packages, KOKORO_SHA256, APACHE
     consent = "synthetic: a voice of Kokoro-82M, of no person that its makers name"
     return CorpusSpeaker(Ancestry(*of, consent), language, speak)
+
+
+# All voices have one network, and those of one accent read as one.
+@cache
+def _kokoro_session() -> Any:
+    import onnxruntime
+
+    model = cached_folder("kokoro", KOKORO_SHA256, _write_kokoro) / "kokoro.onnx"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+@cache
+def _hibari(is_british: bool) -> Any:
+    from hibari import Hibari
+    from hibari.g2p import G2P
+
+    return Hibari(g2p=G2P(british=is_british))
 
 
 def _kokoro_styles(archive: Path, voice: str) -> np.ndarray:

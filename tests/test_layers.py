@@ -39,7 +39,7 @@ BUDGETS = {
     "batches": 1516,
     "checkpoints": 978,
     "report": 1645,
-    "tasks": 7145,
+    "tasks": 7149,
     "run": 3773,
     "trial": 2952,
     "commands": 898,

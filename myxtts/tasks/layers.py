@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from keras import layers
+from keras import initializers, layers
 
 from myxtts.base.portable_ops import fold_in, indices, on_host, stateless_bytes
 from myxtts.tasks.contract import empty_batch
@@ -244,7 +244,10 @@ class ReferenceEncoder(CompositeLayer):
         self.attention = Attention(channels, heads, rotary=True, name="attention")
         self.resampler = Attention(channels, heads, rotary=False, name="resampler")
         self.out_norm = LayerNormalization(name="out_norm")
-        self.out = Dense(channels, name="out")
+        # The embedding begins with a norm near 1. With one of 12, a step of Adam moves the FiLM of
+        # each block by 0.3, and the embedding collapses to one dimension before it is of use.
+        small = initializers.VarianceScaling(1.0 / channels, "fan_avg", "uniform")
+        self.out = Dense(channels, kernel_initializer=small, name="out")
         self.queries = Embedding(1 + latents, channels, name="query_embedding")
         self.no_reference = Embedding(1 + latents, channels, name="no_reference_embedding")
 

@@ -449,15 +449,16 @@ class XTTS(keras.Model):
     def predict_prosody(self, encoded, speaker, mask, seed=None):
         """Return the ProsodyDistribution of tokens of a SpeakerCondition.
 
-        Its losses, larger than all others on people, do not reach encoder and reference encoder.
+        Its losses, larger than all others on people, do not reach the encoder. They reach the
+        reference encoder: nothing else asks it how high somebody speaks, since the decoder knows.
         """
-        encoded, style = tf.stop_gradient(encoded), tf.stop_gradient(speaker.style)
+        encoded, style = tf.stop_gradient(encoded), speaker.style
         hidden = self._checkpointed(self.prosody_attention, encoded, style, mask, seed)
         for conv in self.prosody_convs:
             hidden = self._checkpointed(conv, hidden, style, mask, seed)
         outputs = tf.cast(self.prosody_out(hidden), tf.float32)
         # Without the language: a speaker keeps the range in one that he never spoke.
-        pitch_range = tf.cast(self.pitch_range(tf.stop_gradient(speaker.voice)), tf.float32)
+        pitch_range = tf.cast(self.pitch_range(speaker.voice), tf.float32)
         return prosody.ProsodyDistribution.of_outputs(outputs, pitch_range)
 
     def decode(self, encoded, mean, token_prosody, durations, path, frame, voice, seed=None):

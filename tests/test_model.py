@@ -380,6 +380,23 @@ class Training(Network):
         layers = {v.path.split("/")[1].split("_")[0] for v in trained}
         self.assertEqual(layers, {"flow", "noisy", "time", "unconditional"})
 
+    def test_prosody_reaches_the_reference_encoder_and_not_the_text_encoder(self):
+        components = self.model.component_layers()
+        text = [self.model.symbol_embedding, *self.model.encoder_convs]
+        with tf.GradientTape(persistent=True) as tape:
+            losses, _ = self.model(self.batch, training=True)
+        for loss in ("duration", "pitch", "energy"):
+            for layers, reaches in ((components["reference_encoder"], True), (text, False)):
+                variables = [v for layer in layers for v in layer.trainable_variables]
+                gradients = tape.gradient(losses[loss], [v.value for v in variables])
+                norm = sum(float(tf.norm(g)) for g in gradients if g is not None)
+                self.assertEqual(norm > 0.0, reaches, loss)
+
+    def test_a_speaker_embedding_begins_with_a_norm_near_one(self):
+        speaker = build_model().speaker_condition(self.batch, tf.ones([len(self.batch["frames"])]))
+        norms = np.linalg.norm(speaker.voice.numpy(), axis=1)
+        self.assertTrue(((norms > 0.3) & (norms < 3.0)).all(), norms)
+
     @long
     def test_gradient_checkpointing_keeps_losses_and_gradients(self):
         batch, results = on_device(self.batch), []

@@ -207,10 +207,6 @@ class Frozen(Runs):
         components = " ".join(task_named("tts").components)
         message = self.rejection("all", f"--freeze {components}")
         self.assertIn("nothing would be left to train", message)
-        message = self.rejection("all", f"--fresh {components}")
-        self.assertIn("nothing would be left of --init-from", message)
-        message = self.rejection("both", "--freeze prosody --fresh decoder prosody")
-        self.assertIn("prosody is in --freeze and in --fresh", message)
         message = self.rejection("other", "--freeze output")
         self.assertIn("reference_encoder, text_encoder, prosody, decoder", message)
         self.assertIn("decoder", self.rejection("typing", "--freeze decodr"))
@@ -326,16 +322,6 @@ class Network(unittest.TestCase):
             {part for task in ("tts", "asr", "vocoder") for part in task_named(task).components},
             set(SETTINGS["freeze"].choices),
         )
-
-    def test_fresh_components_keep_their_initial_weights(self):
-        model = self.model
-        base = self.pretrained_of(model, LETTERS, ["ka", "en"])
-        fresh = {v.path for v in model.reference_encoder.variables}
-        before = {v.path: v.numpy() for v in model.variables}
-        load_pretrained(base, model, vocabulary(LETTERS, ["ka", "en"]), (), ["reference_encoder"])
-        for variable in model.trainable_variables:
-            expected = (before if variable.path in fresh else base.weights)[variable.path]
-            np.testing.assert_array_equal(variable.numpy(), expected, err_msg=variable.path)
 
     def test_loads_all_weights_and_matches_rows_by_name(self):
         model = self.model

@@ -29,7 +29,7 @@ ROWS = (
 BUDGETS = {
     "devicefeed": 1250,
     "base": 1974,
-    "config": 1720,
+    "config": 1717,
     "audio": 1737,
     "text": 1914,
     "distributed": 863,
@@ -40,10 +40,10 @@ BUDGETS = {
     "checkpoints": 978,
     "report": 1645,
     "tasks": 7149,
-    "run": 3773,
+    "run": 3754,
     "trial": 2952,
     "commands": 898,
-    "extras": 9312,
+    "extras": 9311,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.

@@ -10,7 +10,7 @@ from myxtts.extras.jobs.merge import merge_settings
 
 TABLES = {
     schema.FIXED: """
-        batch_seconds batch_size buckets ema_decay encoder freeze fresh
+        batch_seconds batch_size buckets ema_decay encoder freeze
         gradient_accumulation init_from job jobs max_seconds min_seconds model_size precision
         produce_precision reference_seconds seed subsampling sync_every task teacher_fraction
         lexicon loudness sample_rate text_frontend text_normaliser trim validation_fraction
@@ -30,7 +30,7 @@ TABLES = {
         exclude sample_rate text_normaliser train_data trim val_data validation_fraction
     """,
     schema.IN_ALL_JOBS: """
-        audio_root columns ema_decay encoder epochs freeze fresh init_from language
+        audio_root columns ema_decay encoder epochs freeze init_from language
         lexicon loudness max_steps model_size precision reference_seconds resume run runs_dir
         sample_rate seed subsampling task teacher teacher_fraction text_frontend text_normaliser
         texts exclude train_data trim val_data validation_fraction

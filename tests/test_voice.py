@@ -154,6 +154,10 @@ class VoiceTest(FolderCase):
             "from runs/ann, as --init", self.type(*phonemes, "--init-from", "runs/ann")[1]
         )
         self.assertEqual(self.starts(), ("base", "base/vocoder"))
+        shutil.rmtree(self.folder / "runs")
+        base.select_vocoder = lambda: types.SimpleNamespace(trained=None)
+        self.type(*phonemes, "--init-from", "runs/ann")
+        self.assertEqual(self.starts(), ("base", None))
 
     def record(self, rate_hz, languages):
         settings = load(None, {"sample_rate": rate_hz, "model_size": "tiny"})

@@ -438,9 +438,6 @@ class TrainingConfig(Section):
     # Fixed, because a checkpoint holds moments and averages of the trained weights only.
     freeze: Annotated[tuple[Component, ...], FIXED, IN_ALL_JOBS] = ()
     """Parts of the network to freeze: four of `tts`, then three of `asr` and two of `vocoder`."""
-    fresh: Annotated[tuple[Component, ...], FIXED, IN_ALL_JOBS] = ()
-    """Parts of the network that do not take the weights of --init-from, such as the reference
-    encoder of a voice of one speaker, which tells no others apart."""
     deterministic: bool = False
     """Use deterministic kernels (slower): a run repeats bit for bit also on GPUs."""
     compile: Literal["off", "xla"] = "off"

@@ -376,7 +376,7 @@ def build_state(
     with replicas.scope():
         network = task_of(config).build(config, vocabulary)
         if pretrained is not None:
-            load_pretrained(pretrained, network, vocabulary, training.freeze, training.fresh)
+            load_pretrained(pretrained, network, vocabulary, training.freeze)
         optimizer = make_optimizer(training.weight_decay, training.precision)
         is_averaged = training.ema_decay > 0
         return TrainingState(network, optimizer, is_averaged, replicas, training.freeze)

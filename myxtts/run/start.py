@@ -26,7 +26,7 @@ from myxtts.checkpoints.trained_run import TrainedRun, select_vocoder
 from myxtts.config.schema import Config
 from myxtts.corpus.build import frontend_of
 from myxtts.corpus.manifest import Vocabulary
-from myxtts.run.warm_start import Pretrained, check_components, read_pretrained
+from myxtts.run.warm_start import Pretrained, check_freeze, read_pretrained
 from myxtts.tasks.registry import length_rule_of
 from myxtts.text.frontend import TextFrontend
 
@@ -106,7 +106,7 @@ def resolve_start(config: Config, folder: RunFolder) -> Start:
     if resumed is not None:
         config = keep_normaliser(config, resumed)
         check_same_settings(resumed.checkpoint, config)
-    check_components(config)
+    check_freeze(config)
     use_sample_rate(config.data.sample_rate, str(folder.path))
     rate_format = audio_format(config.data.sample_rate)
     select_vocoder(folder.path, config.model.vocoder, rate_format)

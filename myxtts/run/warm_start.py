@@ -71,29 +71,19 @@ def read_pretrained(run: Path, folder: Path) -> Pretrained:
     return Pretrained(trained, trained.weights())
 
 
-def check_components(config: Config) -> None:
-    """Raise ConfigError if --freeze or --fresh has unknown components, random ones, or all."""
-    training, components = config.training, task_of(config).components
-    _check_names("freeze", training.freeze, config, "nothing would be left to train")
-    _check_names("fresh", training.fresh, config, "nothing would be left of --init-from")
-    if both := [name for name in components if name in training.freeze and name in training.fresh]:
-        raise ConfigError(
-            f"{both[0]} is in --freeze and in --fresh, and would stay random. Name it in one."
-        )
-
-
-def _check_names(flag: str, names: Sequence[str], config: Config, of_all: str) -> None:
-    components = task_of(config).components
+def check_freeze(config: Config) -> None:
+    """Raise ConfigError if --freeze names unknown components, random weights, or everything."""
+    frozen, components = config.training.freeze, task_of(config).components
     fault = ""
-    if unknown := set(names).difference(components):
+    if unknown := set(frozen).difference(components):
         fault = f"it has no {', '.join(sorted(unknown))}"
-    elif names and config.training.init_from is None:
-        fault = "without --init-from all components begin random, and frozen ones would stay random"
-    elif set(names) == set(components):
-        fault = of_all
+    elif frozen and config.training.init_from is None:
+        fault = "without --init-from these components would stay random"
+    elif set(frozen) == set(components):
+        fault = "nothing would be left to train"
     if fault:
         raise ConfigError(
-            f"--{flag} {' '.join(names)} was given, but {fault}. Name some of"
+            f"--freeze {' '.join(frozen)} was given, but {fault}. Name some of"
             f" {', '.join(components)}, and a trained run with --init-from, or leave it out."
         )
 
@@ -103,19 +93,14 @@ def _check_names(flag: str, names: Sequence[str], config: Config, of_all: str) -
 # that only the new network has are left out, unless the pretrained run has weights of that name.
 # Then all variables are set together, which also finds a missing one or a wrong shape.
 def load_pretrained(
-    pretrained: Pretrained,
-    network: keras.Model,
-    vocabulary: Vocabulary,
-    freeze: Sequence[str] = (),
-    fresh: Sequence[str] = (),
+    pretrained: Pretrained, network: keras.Model, vocabulary: Vocabulary, freeze: Sequence[str] = ()
 ) -> None:
     """Give a new network, with initial weights from its seed, the weights of a pretrained run.
 
     A row that the pretrained run lacks becomes the mean of its named rows plus the network's own
     small random row (Hewitt 2021, "Initializing new word embeddings"): the next layers expect a row
     there, and new rows differ. A language is taken from the same one of other regions, if there are
-    such rows (`en` from `en-us`). Layers that are `added_layers`, and components of `fresh`, keep
-    their initial weights.
+    such rows (`en` from `en-us`). Layers that are `added_layers` keep their initial weights.
 
     Raises CheckpointError if the weights belong to another architecture, and ConfigError if a
     component of `freeze` has rows of new symbols, which would stay random.
@@ -144,9 +129,6 @@ def load_pretrained(
             kind = base_language if table == "languages" else str
             rows = extend_rows(known_rows, initial, known_names, names, special, kind)
             weights[path] = np.moveaxis(rows, 0, axis)
-    for name in fresh:
-        of_layers = (layer.variables for layer in network.component_layers()[name])
-        weights |= {v.path: v.value.numpy() for v in chain.from_iterable(of_layers)}
     load_variables(pretrained.run.checkpoint, {MODEL: variables}, {MODEL: weights})
 
 
@@ -190,9 +172,8 @@ def extend_rows(
     rows = known[special:].mean(axis=0) + initial
     rows[:special] = known[:special]
     for row, name in enumerate(names, special):
-        akin = [row_of[other] for other in known_names if kind(other) == kind(name)]
         if name in row_of:
             rows[row] = known[row_of[name]]
-        elif akin:
+        elif akin := [row_of[other] for other in known_names if kind(other) == kind(name)]:
             rows[row] = known[akin].mean(axis=0) + initial[row]
     return rows

@@ -60,6 +60,11 @@ class Part(NamedTuple):
     each: bool = False
 
 
+AMERICAN = """
+af_alloy af_aoede af_bella af_jessica af_nova af_river af_sarah af_sky am_adam am_echo am_eric
+am_liam am_michael am_onyx
+"""
+BRITISH = "bf_alice bf_emma bf_lily bm_daniel bm_fable bm_george"
 # Voices of other languages that speak English: one part of the first, whose phonemes they read, and
 # three of the second.
 ACCENTS = """
@@ -71,10 +76,7 @@ ACCENTED = " ".join(
     f"{first}+{other}+{other}+{other}" for first, other in map(str.split, ACCENTS.split(","))
 )
 # Pairs of any voices, in equal parts: many speakers, of whom each says little.
-READERS = """
-af_alloy af_aoede af_bella af_heart af_jessica af_nova af_river af_sarah af_sky am_adam am_echo
-am_eric am_liam am_michael am_onyx am_puck bf_alice bf_emma bf_lily bm_daniel bm_fable bm_george
-""".split()
+READERS = sorted(f"{AMERICAN} {BRITISH} af_heart am_puck".split())
 OTHERS = """
 ef_dora ff_siwis hf_alpha hf_beta hm_omega hm_psi im_nicola jf_alpha jf_gongitsune jf_nezumi
 jf_tebukuro jm_kumo pf_dora pm_alex zf_xiaobei zf_xiaoni zf_xiaoxiao zf_xiaoyi zm_yunjian zm_yunxi
@@ -85,13 +87,8 @@ MANY = " ".join(random.Random(0).sample(PAIRS, 96))
 PARTS = {
     "woman": Part("woman=hibari", 500, first=0),
     "man": Part("man=am_puck", 330, first=0),
-    "american": Part(
-        "af_alloy af_aoede af_bella af_jessica af_nova af_river af_sarah af_sky am_adam am_echo"
-        " am_eric am_liam am_michael am_onyx",
-        420,
-        first=4000,
-    ),
-    "british": Part("bf_alice bf_emma bf_lily bm_daniel bm_fable bm_george", 210, first=5400),
+    "american": Part(AMERICAN, 420, first=4000),
+    "british": Part(BRITISH, 210, first=5400),
     "mixed": Part(
         f"{ACCENTED} af_heart+am_adam af_bella+am_michael af_nova+bm_george am_puck+bm_fable"
         " af_river+bf_emma am_onyx+bm_daniel af_jessica+bf_alice am_liam+am_echo af_sky+af_sarah"
@@ -123,9 +120,9 @@ def main() -> int:
         with open(options.out / name / METADATA, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 rows.append((f"{name}/{row['path']}", row["text"], row["speaker"], row["language"]))
+    make_folder(options.out / "recordings", "--out")
     for row in read_tables(options.people)[TABLES[0]][:MAN_SENTENCES]:
         path = Path("recordings", Path(row["path"]).name)
-        make_folder(options.out / path.parent, "--out")
         shutil.copyfile(options.people / row["path"], options.out / path)
         rows.append((str(path), row["text"], row["speaker"], row["language"]))
     texts = f"{ENGLISH_FROM}; sentences in other languages, written for MyXTTS; those of festvox-ru"

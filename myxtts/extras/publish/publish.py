@@ -155,9 +155,8 @@ def origin(ancestry: dict[str, Any]) -> dict[str, str]:
             found += f" {made['texts']}; left out: {left or 'nothing'}"
         return {"consent": f"FILL IN. {consent}", "data": f"FILL IN{found}"}
     consents, data = [], [f"texts: {ancestry['texts']['from'] or 'FILL IN'}"]
-    of_model = defaultdict(list)
+    of_model, own = defaultdict(list), ("name", "voice", "clips")
     for speaker in ancestry["speakers"]:
-        own = "name", "voice", "clips"
         of_model[tuple(value for name, value in speaker.items() if name not in own)].append(speaker)
     for speaker, *others in of_model.values():
         voices = ", ".join(of["voice"] for of in (speaker, *others) if of["voice"])

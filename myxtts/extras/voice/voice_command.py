@@ -67,10 +67,10 @@ OF_TASK: dict[str, dict[str, Any]] = {
     "voice": {"task": "tts", "guidance": 1.5},
 }
 VOICE_BATCH = 6
-# The voice to start from, and what a run that starts from it has instead: docs/experiments/tts.md.
+# The voice to start from, and the rate with which prompts were learnt: docs/experiments/tts.md.
 BASE, NOTHING = "base", "none"  # of --init-from
 OF_BASE = ("model_size", "text_frontend", "sample_rate")
-FROM_BASE = {"vocoder": {"learning_rate": 1e-3}, "voice": {"learning_rate": 1e-3}}
+FROM_BASE = {"learning_rate": 1e-3}
 SMALL_S = 30 * 60  # docs/guides/voices.md
 SPOKEN_S = 3.0, 9.0
 
@@ -194,20 +194,20 @@ class Work:
         config, size = self._config, self._size()
         of_stage = OF_TASK[stage] | {"run": self._runs[stage].name, "model_size": size} | values
         # GPUs are given to each command, so that a run may go on with others.
-        of_stage |= dict.fromkeys(GPUS)
+        of_stage |= dict.fromkeys((*GPUS, "init_from"))
         if size == "tiny":
             of_stage |= TINY
         if stage == "voice" and config.data.batch_size == SETTINGS["batch_size"].default:
             of_stage["batch_size"] = VOICE_BATCH
-        if stage == "vocoder" and base is not None:
-            base = base.select_vocoder().trained
-        of_stage["init_from"] = base and str(base.path)
         if base is not None:
-            of_stage |= FROM_BASE[stage]
-            settings = base.record.settings
+            # A base may have no vocoder of its own; one from nothing then has its rate.
+            source = base if stage == "voice" else base.select_vocoder().trained
+            settings = (source or base).record.settings
             fixed = {name: SETTINGS[name].of(settings) for name in OF_BASE}
             # What was given stays, and `train` says where it differs.
             of_stage |= {name: fixed[name] for name in OF_BASE if not self._is_given(name)}
+            if source is not None:
+                of_stage |= {"init_from": str(source.path)} | FROM_BASE
         settings = reset_inactive(with_values(config, of_stage))
         self._write(stage, settings.model_dump(mode="json", exclude_defaults=True))
 

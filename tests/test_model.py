@@ -15,9 +15,12 @@ from myxtts.tasks.layers import (
     Attention,
     Dense,
     Embedding,
+    ReferenceEncoder,
     SeededDropout,
     apply_rotary,
+    long_term_spectrum,
     parameter_count,
+    spectral_statistics,
 )
 from myxtts.tasks.tts import network as xtts
 from myxtts.tasks.tts.network import TEXT_INPUTS, XTTS, FlowCondition, keep_mask, option_tensors
@@ -112,7 +115,9 @@ class Padding(Network):
         self.assertTrue(np.isfinite(list(losses.values())).all())
 
     def test_mels_of_many_lengths_are_decoded_in_few_shapes(self):
-        lengths, decoded, batch = set(), set(), on_device(features([(8, 1)]))
+        # Untrained, whose tokens last equally long.
+        model, batch = build_model(), on_device(features([(8, 1)]))
+        lengths, decoded = set(), set()
         texts = [batch[name] for name in TEXT_INPUTS]
 
         def solve(network, condition, noise, *options):
@@ -123,7 +128,7 @@ class Padding(Network):
         with mock.patch.object(XTTS, "solve_flow", solve), tf.device(MODEL):
             for speed in (1.0, 0.9, 0.8, 0.7, 0.6):
                 options = option_tensors(SynthesisOptions(speed=speed))
-                mel, _, path = synthesize(self.model, *texts, *options)
+                mel, _, path = synthesize(model, *texts, *options)
                 self.assertEqual(mel.shape[1], path.shape[1])
                 lengths.add(mel.shape[1])
         self.assertEqual(len(lengths), 5)
@@ -305,9 +310,29 @@ class MeanMel(Network):
         mel = np.full([3, 6, 80], -3.0, np.float32)
         mel[0, 1], mel[0, 3], mel[0, 4:] = -0.2, 0.0, 7.0
         mel[1, 0] = np.linspace(-1, 1, 80)
-        spectrum = xtts.long_term_average_spectrum(tf.constant(mel), tf.constant([4, 1, 0]))
+        mean, deviation = long_term_spectrum(tf.constant(mel), tf.constant([4, 1, 0]))
         expected = np.stack([np.full(80, -0.1), mel[1, 0], np.zeros(80)])
-        np.testing.assert_allclose(spectrum, expected, atol=1e-6)
+        np.testing.assert_allclose(mean, expected, atol=1e-6)
+        np.testing.assert_allclose(deviation, np.repeat([[0.1], [0.0], [0.0]], 80, 1), atol=0.011)
+
+    # What the convolutions learn may collapse to one point. The statistics of the spectrum remain.
+    def test_the_spectrum_of_a_reference_reaches_its_embedding_without_the_level(self):
+        encoder = ReferenceEncoder(16, 2, 2, name="encoder")
+        loud = np.random.default_rng(0).normal(size=[1, 50, 80]).astype(np.float32)
+        mels = np.concatenate([loud, loud + 1.0, loud * np.linspace(0.5, 1.0, 80), loud[:, ::-1]])
+        mels = mels.astype(np.float32)
+
+        def embeddings():
+            frames = tf.fill([4], 50)
+            statistics = spectral_statistics(*long_term_spectrum(mels, frames))
+            return encoder(mels, frames, statistics, tf.ones([4]))[0].numpy()
+
+        embeddings()  # makes the variables
+        encoder.out.kernel.assign(tf.zeros_like(encoder.out.kernel))
+        same, level, tilt, reverse = embeddings()
+        np.testing.assert_allclose(level, same, atol=1e-3)
+        np.testing.assert_allclose(reverse, same, atol=1e-4)
+        self.assertGreater(np.linalg.norm(tilt - same), 0.1)
 
     def test_average_spectrum_is_added_to_the_mean_mel_with_a_weight_for_each_token(self):
         weight = self.means(self.batch, 1.0) - self.means(self.batch)

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -350,12 +351,20 @@ class KindsTest(SpokenCase):
             for voice, value in (("af_heart", 1.0), ("zf_xiaobei", 5.0)):
                 content = np.full([510, 256], value, "<f4").tobytes()
                 files.add(self.write(f"{voice}.bin", content), f"package/voices/{voice}.bin")
-        for voice, value in (("zf_xiaobei", 5.0), ("af_heart+zf_xiaobei+zf_xiaobei", 11 / 3)):
+        mixtures = {
+            "zf_xiaobei": 5.0,
+            "af_heart+zf_xiaobei+zf_xiaobei": 11 / 3,
+            "af_heart+zf_xiaobei-af_heart": 5.0,
+            "af_heart+af_heart-zf_xiaobei": -3.0,
+        }
+        for voice, value in mixtures.items():
             styles = _kokoro_styles(archive, voice)
             self.assertEqual((styles.shape, styles.dtype), ((510, 256), np.float32))
             np.testing.assert_allclose(styles, value, rtol=1e-6)
-        with self.assertRaisesRegex(ConfigError, r"no voice 'af_heart\+xx'.*or several with \+"):
-            open_speaker(f"{archive}#af_heart+xx")
+        for unknown in ("af_heart+xx", "af_heart-zf_xiaobei"):
+            found = rf"no voice '{re.escape(unknown)}'.*or several with \+ and fewer with -"
+            with self.assertRaisesRegex(ConfigError, found):
+                open_speaker(f"{archive}#{unknown}")
 
     def test_misaki_reads_japanese_and_chinese_for_kokoro(self):
         ja, zh = mock.Mock(), mock.Mock()

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras import initializers, layers
 
+from myxtts.audio.format import DECIBELS_PER_NEPER, TOP_DB
 from myxtts.base.portable_ops import fold_in, indices, on_host, stateless_bytes
 from myxtts.tasks.contract import empty_batch
 
@@ -233,7 +234,8 @@ class ReferenceEncoder(CompositeLayer):
     """Speaker encoder: reference speech of any length -> one speaker embedding and a few latents.
 
     A perceiver resampler (Jaegle et al. 2021; Flamingo, Alayrac et al. 2022), whose first query
-    becomes the speaker embedding and the others the latents.
+    becomes the speaker embedding and the others the latents. Statistics of the spectrum are added
+    to the embedding (statistics pooling, Snyder et al. 2018): what is learned alone collapses.
     """
 
     def __init__(self, channels: int, heads: int, latents: int, **kwargs):
@@ -248,13 +250,17 @@ class ReferenceEncoder(CompositeLayer):
         # each block by 0.3, and the embedding collapses to one dimension before it is of use.
         small = initializers.VarianceScaling(1.0 / channels, "fan_avg", "uniform")
         self.out = Dense(channels, kernel_initializer=small, name="out")
+        self.statistics = Dense(channels, name="statistics")
         self.queries = Embedding(1 + latents, channels, name="query_embedding")
         self.no_reference = Embedding(1 + latents, channels, name="no_reference_embedding")
 
     # The convolutions shorten the reference to an eighth, and attention relates its parts. Then 1 +
     # K learned queries each collect what they look for. Rows with `keep` 0 take the learned values.
-    def call(self, mel, frames, keep):
-        """mel [B, T, 80], frames int32 [B], keep [B] (0 ignores it) -> [B, C], [B, K, C]."""
+    def call(self, mel, frames, statistics, keep):
+        """mel [B, T, 80], frames int32 [B], statistics [B, S], keep [B] -> [B, C], [B, K, C].
+
+        `statistics` are those of `spectral_statistics`. Rows whose `keep` is 0 are ignored.
+        """
         x, lengths = mel, frames
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = norm(strided_convolution(conv, x, lengths))
@@ -266,6 +272,8 @@ class ReferenceEncoder(CompositeLayer):
         shape = tf.concat([tf.shape(mel)[:1], queries.shape[1:]], axis=0)
         queries = tf.broadcast_to(queries, shape)
         resampled = self.out(self.out_norm(queries + self.resampler(queries, x, mask)))
+        statistics = self.statistics(statistics)[:, None]
+        resampled += tf.pad(statistics, [[0, 0], [0, self.queries.input_dim - 1], [0, 0]])
         keep = tf.cast(keep, resampled.dtype)[:, None, None]
         resampled = keep * resampled + (1 - keep) * self.no_reference(rows)[None]
         return resampled[:, 0], resampled[:, 1:]
@@ -301,8 +309,32 @@ def parameter_count(layer: layers.Layer) -> int:
 # Mean and standard deviation of log-mel over speech (Matcha-TTS has -5.54 and 2.12 for LJSpeech).
 MEL_MEAN = -5.5
 MEL_STD = 2.1
+TYPICAL_DEVIATION = 0.8  # of a band in the loud frames of a normalised log-mel
 
 
 def normalised_mel(log_mel):
     """Return log-mels with about mean 0 and unit variance over speech."""
     return (log_mel - MEL_MEAN) / MEL_STD
+
+
+def long_term_spectrum(mel, frames):
+    """Return mean and deviation of the loud frames of normalised log-mels [B, T, 80]: each [B, 80].
+
+    The mean, 0 without frames, carries most of what distinguishes speakers. The network predicts
+    mels relative to the reference's, so that it extends to speakers not seen in training.
+    """
+    real = length_mask(frames, tf.shape(mel)[1], tf.float32)
+    level = tf.reduce_mean(mel, axis=2, keepdims=True)
+    loudest = tf.reduce_max(tf.where(real > 0.0, level, level.dtype.min), axis=1, keepdims=True)
+    loud = real * tf.cast(level > loudest - TOP_DB / (DECIBELS_PER_NEPER * MEL_STD), tf.float32)
+    count = tf.maximum(tf.reduce_sum(loud, axis=1), 1.0)
+    mean = tf.reduce_sum(mel * loud, axis=1) / count
+    variance = tf.reduce_sum(tf.square(mel - mean[:, None]) * loud, axis=1) / count
+    return mean, tf.sqrt(variance + 1e-4)
+
+
+def spectral_statistics(mean, deviation):
+    """Return what `long_term_spectrum` returns, centred and without the level: [B, 160]."""
+    level = tf.reduce_mean(mean, axis=1, keepdims=True)
+    # Deviations of speakers differ half as much as their means.
+    return tf.concat([mean - level, 2.0 * (deviation - TYPICAL_DEVIATION)], axis=1)

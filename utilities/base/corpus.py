@@ -7,8 +7,8 @@
 
 Each part is a corpus as `myxtts corpus` makes it, and resumes as such; data/base/metadata.csv and
 corpus.json join them, with the first sentences of the Russian man. Voices A+B are the means of
-both, so that there are more speakers than voices. Spanish, French, Italian and Portuguese
-sentences, the same fifty, were written for this.
+both, so that there are more speakers than voices, and A+B-A is B, reading the language of A.
+Spanish, French, Italian and Portuguese sentences, the same fifty, were written for this.
 
 Never add what is kept for judging: af_kore, am_fenrir, bf_isabella, bm_lewis, if_sara and em_alex
 of Kokoro, kore and fenrir of hibari, and the readers of telephone prompts.
@@ -19,7 +19,7 @@ import csv
 import random
 import shutil
 import sys
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +84,16 @@ zm_yunxia zm_yunyang
 """.split()
 PAIRS = [f"{a}+{b}" for a, b in product(READERS, READERS + OTHERS) if a != b]
 MANY = " ".join(random.Random(0).sample(PAIRS, 96))
+# Voices of other languages, and pairs of them, read English as an American or a British voice does.
+ACCENTS_OF = "af_sky", "bf_emma"
+FOREIGN = " ".join(
+    f"{ACCENTS_OF[i % 2]}+{voice}-{ACCENTS_OF[i % 2]}"
+    for i, voice in enumerate([*OTHERS, "am_santa", "pm_santa"])
+)
+FOREIGN_PAIRS = " ".join(
+    f"{ACCENTS_OF[i % 2]}+{a}+{b}-{ACCENTS_OF[i % 2]}"
+    for i, (a, b) in enumerate(random.Random(1).sample([*combinations(OTHERS, 2)], 54))
+)
 PARTS = {
     "woman": Part("woman=hibari", 500, first=0),
     "man": Part("man=am_puck", 330, first=0),
@@ -97,6 +107,8 @@ PARTS = {
         first=4700,
     ),
     "many": Part(MANY, 384, first=6000),
+    "foreign": Part(FOREIGN, 168, first=6400),
+    "foreign_pairs": Part(FOREIGN_PAIRS, 216, first=6600),
     "es": Part("ef_dora ef_dora+am_michael", 50, each=True),
     "fr": Part("ff_siwis ff_siwis+am_liam", 30, each=True),
     "it": Part("im_nicola im_nicola+af_bella", 30, each=True),

@@ -9,6 +9,7 @@ speaker is of another kind.
 
 import json
 import os
+import re
 import tarfile
 import urllib.error
 import urllib.request
@@ -171,23 +172,27 @@ def _hibari(is_british: bool) -> Any:
 def _kokoro_styles(archive: Path, voice: str) -> np.ndarray:
     """Return the vectors of a voice by number of tokens, float32 [510, 256].
 
-    A voice A+B is the mean of both, which is a speaker of its own; A+A+B is nearer to A.
+    A voice A+B is the mean of both, which is a speaker of its own; A+A+B is nearer to A, and A+A-B
+    is A, moved away from B. The first decides which language is read: A+B-A is B, as A reads.
     """
     try:
         with tarfile.open(archive) as files:
             paths = {Path(name).stem: name for name in files.getnames() if name.endswith(".bin")}
             known = sorted(name for name in paths if name[0] in KOKORO_LANGUAGES)
-            names = voice.split("+")
-            if set(names) <= set(known):
+            signs = [1.0 - 2.0 * (sign == "-") for sign in re.findall("[+-]", f"+{voice}")]
+            names = re.split("[+-]", voice)
+            if set(names) <= set(known) and sum(signs) > 0.0:
                 contents = [files.extractfile(paths[name]) for name in names]
                 read = [np.frombuffer(content.read(), "<f4") for content in contents if content]
-                return np.mean(read, axis=0).reshape(KOKORO_TOKENS, 256)
+                style = np.average(read, axis=0, weights=signs).astype(np.float32)
+                return style.reshape(KOKORO_TOKENS, 256)
     except (OSError, tarfile.TarError) as error:
         advice = "Run `npm pack kokoro-js@1.2.1`, and give the file."
         raise ConfigError(f"{archive} cannot be read: {error}. {advice}") from error
     found = f"has no voice {voice!r} whose phonemes can be made"
     raise ConfigError(
-        f"{archive} {found}. Put # and one of {', '.join(known)} behind it, or several with +."
+        f"{archive} {found}. Put # and one of {', '.join(known)} behind it, or several with + and"
+        " fewer with -."
     )
 
 

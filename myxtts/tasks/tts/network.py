@@ -15,7 +15,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from myxtts.audio.format import DECIBELS_PER_NEPER, TOP_DB, mel_bands
+from myxtts.audio.format import DECIBELS_PER_NEPER, mel_bands
 from myxtts.audio.mel import SILENCE
 from myxtts.base.portable_ops import fold_in, grid_padding, stateless_normal, stateless_uniform
 from myxtts.config.synthesis import SynthesisOptions
@@ -90,7 +90,7 @@ class SpeakerCondition(NamedTuple):
     voice: tf.Tensor  # [B, C], speaker embedding
     style: tf.Tensor  # [B, C], with the language embedding
     latents: tf.Tensor  # [B, K, C], of the reference
-    average_spectrum: tf.Tensor  # [B, 80], see `long_term_average_spectrum`; 0 without a reference
+    average_spectrum: tf.Tensor  # [B, 80], see `long_term_spectrum`; 0 without a reference
 
 
 class FlowCondition(NamedTuple):
@@ -391,10 +391,11 @@ class XTTS(keras.Model):
     def speaker_condition(self, batch, keep):
         """Return the SpeakerCondition; rows where `keep`, float32 [B], is 0 have no reference."""
         reference, frames = normalised_mel(batch["reference"]), batch["reference_frames"]
-        embedding, latents = self.reference_encoder(reference, frames, keep)
-        average_spectrum = long_term_average_spectrum(reference, frames) * keep[:, None]
+        average_spectrum, deviation = layers.long_term_spectrum(reference, frames)
+        statistics = layers.spectral_statistics(average_spectrum, deviation)
+        embedding, latents = self.reference_encoder(reference, frames, statistics, keep)
         style = embedding + self.language_embedding(batch["language"])
-        return SpeakerCondition(embedding, style, latents, average_spectrum)
+        return SpeakerCondition(embedding, style, latents, average_spectrum * keep[:, None])
 
     def _encode(self, batch, speaker, seed=None):
         style, latents = speaker.style, speaker.latents
@@ -539,19 +540,6 @@ def build_xtts(size: str, symbols: int, languages: int, precision="float32", **s
     return layers.build_network(
         precision, lambda: XTTS(SIZES[size], symbols, languages, **settings)
     )
-
-
-def long_term_average_spectrum(mel, frames):
-    """Return the mean of the loud frames of log-mels [B, T, 80]: [B, 80], 0 without frames.
-
-    It carries most of what distinguishes speakers. The network predicts mels relative to the
-    reference's, so that it extends to speakers not seen in training.
-    """
-    real = layers.length_mask(frames, tf.shape(mel)[1], tf.float32)
-    level = tf.reduce_mean(mel, axis=2, keepdims=True)
-    loudest = tf.reduce_max(tf.where(real > 0.0, level, level.dtype.min), axis=1, keepdims=True)
-    loud = real * tf.cast(level > loudest - TOP_DB / (DECIBELS_PER_NEPER * MEL_STD), tf.float32)
-    return tf.reduce_sum(mel * loud, axis=1) / tf.maximum(tf.reduce_sum(loud, axis=1), 1.0)
 
 
 def _token_weights(batch, mask):

@@ -1,4 +1,4 @@
-# make demo       let the voice `en` speak a corpus, train a tiny voice on it, from `en`, and synthesize a sentence; needs
+# make demo       let the voice `en` speak a corpus, train a tiny voice on it, from `base`, and synthesize a sentence; needs
 #                 Python and make only
 # make real       train a vocoder and a voice on a person's recordings, and write a page to hear them; Debian or Ubuntu.
 #                 make real FROM=FOLDER takes the package festvox-ru from a folder, as a file *.deb or unpacked
@@ -14,7 +14,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-FROM_EN := --init-from en --vocoder voices/myxtts_voices/en/vocoder --learning-rate 5e-4
+FROM_BASE := --init-from base --vocoder voices/myxtts_voices/base/vocoder --learning-rate 5e-4
 DEMO_TEXT := "The old teacher sang a quiet song, and we listened."
 SITE := build/venv
 ZENSICAL := zensical==0.0.73
@@ -28,7 +28,7 @@ INSTALLED_OUTSIDE := .venv/installed-outside
 
 demo: $(INSTALLED_DEMO)
 	$(BIN)/python -m myxtts corpus --speaker en --out data/demo
-	$(BIN)/python train_main.py --config configs/demo.yaml $(FROM_EN) --max-steps 1000 --resume
+	$(BIN)/python train_main.py --config configs/demo.yaml $(FROM_BASE) --max-steps 1000 --resume
 	$(BIN)/python -m myxtts synthesize --run runs/demo --text $(DEMO_TEXT) --out runs/demo/hello.wav
 	@echo
 	@echo "Listen:  runs/demo/hello.wav says $(DEMO_TEXT), a sentence that is not in the corpus"

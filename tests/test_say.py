@@ -126,7 +126,7 @@ class SayTest(FolderCase):
         self.assertEqual(voices.run_folder("base"), self.folder / "index/base")
         with contextlib.redirect_stdout(io.StringIO()) as listed:
             list_voices.main([])
-        self.assertIn("for --init-from alone; installed in", listed.getvalue())
+        self.assertIn("for --init-from and synthesize; installed in", listed.getvalue())
 
     def test_a_voice_of_piper_reads_its_own_ids(self):
         path = self.write_voice("joe", piper_json())

@@ -1,4 +1,4 @@
-"""The voices in `voices/`: what index.json says of them is true, and each one speaks."""
+"""The voices in `voices/`: what index.json says of them is true, and each speaks, but `base`."""
 
 import json
 import re
@@ -68,8 +68,11 @@ class ShippedVoicesTest(FolderCase):
         self.assertEqual(set(json.loads(required)), needed)
 
     def test_each_speaks_without_tensorflow(self):
-        for name, entry in self.index.items():
+        mute = {name for name in self.index if not (VOICES / name / "onnx").is_dir()}
+        self.assertEqual(mute, {"base"})
+        for name in self.index.keys() - mute:
             with self.subTest(name):
+                entry = self.index[name]
                 out = self.folder / f"{name}.wav"
                 code = "import sys; sys.modules['tensorflow'] = None"
                 code += "; from myxtts.commands.main import main; sys.exit(main())"

@@ -32,6 +32,6 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
         print(f"{voice.name:<16} {' '.join(voice.languages):<10} {voice.licence}; {voice.consent}")
         speakers = f"speakers: {', '.join(voice.speakers) or 'one'}"
         if voice.is_mute:
-            speakers = "for --init-from alone"
+            speakers = "for --init-from and synthesize"
         print(f"{'':<16} {speakers}; {where}")
     return 0

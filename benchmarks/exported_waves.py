@@ -32,7 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--vocoder", type=Path, help="its run (default: that of --run)")
-    parser.add_argument("--language", help="required if the run has several")
+    parser.add_argument("--language", help="required if its corpus has several")
     parser.add_argument("--p808", action="store_true", help="rate the waves by DNSMOS P.808")
     parser.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()

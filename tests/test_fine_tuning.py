@@ -1,8 +1,10 @@
 """Runs with --init-from: inherited and new weights, frozen components, rejected combinations."""
 
+import io
 import shutil
 import unittest
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from itertools import chain
 from pathlib import Path
 from unittest import mock
@@ -15,9 +17,11 @@ from myxtts.base.errors import CheckpointError, ConfigError
 from myxtts.base.names import base_language
 from myxtts.checkpoints.files import Ancestor, Checkpoint, digest_of, latest, read_record
 from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.commands import text
 from myxtts.config.flags import SETTINGS
 from myxtts.config.load import load
 from myxtts.corpus.manifest import Vocabulary
+from myxtts.extras.jobs.merge import fresh_record
 from myxtts.run.optimizer import make_optimizer
 from myxtts.run.state import TrainingState
 from myxtts.run.step import Step
@@ -136,6 +140,16 @@ class Started(Runs):
         self.assertEqual(record.ancestor, ancestor)
         self.assertEqual(record.inherited_vocabulary, vocabulary("abcdefgh", ["en"]))
         self.assertIsNone(base.run.record.inherited_vocabulary)
+
+    def test_the_language_of_its_own_corpus_is_spoken_by_default(self):
+        base = read_record(latest(self.base / "checkpoints"))
+        run = self.workspace.run_dir("tuned")
+        record = read_record(latest(run / "checkpoints"))
+        self.assertEqual((base.language, record.language), ("en", "ka"))
+        self.assertEqual(fresh_record(record, settings=record.settings).language, "ka")
+        with redirect_stdout(io.StringIO()) as shown:
+            self.assertEqual(text.main(["ა", "--run", str(run)]), 0)
+        self.assertIn("ა", shown.getvalue())
 
     def test_starts_from_the_averaged_weights_of_the_best_checkpoint(self):
         """Steps with a learning rate too small for float32 leave the weights unchanged."""

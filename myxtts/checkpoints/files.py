@@ -111,6 +111,7 @@ class Record(_Section):
     """What a checkpoint records besides its arrays; the content of state.json.
 
     Attributes:
+        language: that of all texts of the run's own corpus; None if they have several.
         lexicon: readings of words, from the file of --lexicon.
         frontend_version: of the package that made symbols of texts; "" if none was used.
         start: digest of the weights that the run, or the run it was forked from, started with.
@@ -130,6 +131,7 @@ class Record(_Section):
     settings: Config
     symbols: tuple[str, ...]
     languages: tuple[str, ...]
+    language: str | None = None
     speakers: tuple[str, ...]
     lexicon: dict[str, str] = {}
     frontend_version: Annotated[str, Field(validation_alias=VERSION_NAMES)] = ""

@@ -33,7 +33,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_switch(sound, "--stream", stream)
     add_times_flag(parser)
     flags.add_checkpoint_flag(parser)
-    add_flag(parser, "--language", "language of the text; required if the run has several")
+    add_flag(parser, "--language", "language of the text; required if its corpus has several")
     accent = "sound like a speaker of this language of the run (default: the language of the text)"
     add_flag(parser, "--accent", accent, metavar="LANGUAGE")
     flags.add_lexicon_flag(parser)

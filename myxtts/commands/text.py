@@ -44,7 +44,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if options.run is not None:
         record = TrainedRun.open(options.run, options.checkpoint).record
         frontend, symbols = record.frontend, record.vocabulary.symbols
-        language = choose_language(options.language, record.languages)
+        language = choose_language(options.language or record.language, record.languages)
     frontend = frontend.with_words(words)
     chunks = [chunk for chunk, _ in split_text(text, language)]
     if not chunks:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import audio_format, frame_count, sample_rate_hz
@@ -397,10 +398,12 @@ def make_step(config: Config, state: TrainingState) -> Step:
 
 def run_record(config: Config, corpus: Corpus, vocabulary: Vocabulary, **more: Any) -> Record:
     """Return the record of a run that trains on a corpus, with `more` values."""
+    spoken = np.unique(corpus.manifest.language)
     return Record(
         settings=config,
         symbols=vocabulary.symbols.symbols,
         languages=vocabulary.languages,
+        language=vocabulary.languages[spoken[0]] if len(spoken) == 1 else None,
         speakers=vocabulary.speakers,
         audio_format=audio_format(sample_rate_hz()),
         corpus=corpus.manifest.fingerprint,

@@ -107,7 +107,7 @@ def align_recordings(
     frontend = TextFrontend("phonemes", SETTINGS["text_normaliser"].default)
     if trained:
         frontend = trained.record.frontend
-        language = choose_language(language, trained.record.languages)
+        language = choose_language(language or trained.record.language, trained.record.languages)
     elif language is None:
         raise ConfigError("the language of the text is not known. Give it as --language.")
     make_corpus_folder(out)

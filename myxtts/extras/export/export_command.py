@@ -25,7 +25,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     flags.add_checkpoint_flag(parser)
     flags.add_vocoder_flags(parser)
     group = parser.add_argument_group("onnx, web, litert", "What a voice in these formats speaks.")
-    add_flag(group, "--language", "language of its texts; required if the run has several")
+    add_flag(group, "--language", "language of its texts; required if its corpus has several")
     flags.add_references_flag(group, flags.SPEAKERS)
     flags.add_precision_flag(group)
     modules = "web: where npm has installed what the page needs (default node_modules)"

@@ -83,7 +83,7 @@ def write_player_files(
                 f"--format {form} needs {needed}, but {run.path} would use"
                 f" {vocoder.description}. Give the run of a vocoder with --vocoder."
             )
-        language = choose_language(language, run.record.vocabulary.languages)
+        language = choose_language(language or run.record.language, run.record.languages)
         mels = speaker_mels(run, references)
         spoken = held_out_texts(run)[0]
         graph, document = voice_graph(run, vocoder, mels, spoken, language, device)

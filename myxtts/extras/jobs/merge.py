@@ -332,8 +332,10 @@ def write_mean(
         )
         for source, coefficient in zip(inputs, normalised(weights), strict=True)
     ]
+    languages = {source.record.language for source, _ in used}
     record = fresh_record(
         first,
+        language=languages.pop() if len(languages) == 1 else None,
         settings=config,
         speakers=tuple(speakers),
         start="",
@@ -353,7 +355,7 @@ def write_mean(
 
 def fresh_record(source: Record, **changes: Any) -> Record:
     """Return the record of a run that starts from a checkpoint, and has done nothing itself."""
-    of_texts = "symbols languages speakers lexicon frontend_version teacher texts".split()
+    of_texts = "symbols languages language speakers lexicon frontend_version teacher texts".split()
     kept = *of_texts, "audio_format", "start", "step"
     return Record(**{name: getattr(source, name) for name in kept} | changes)
 

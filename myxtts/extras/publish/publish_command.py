@@ -21,7 +21,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     add_flag(parser, "--text", "text of a sample; can be repeated", **texts)
     flags.add_checkpoint_flag(parser)
     flags.add_vocoder_flag(parser)
-    add_flag(parser, "--language", "language of the texts; required if the run has several")
+    add_flag(parser, "--language", "language of the texts; required if its corpus has several")
     flags.add_references_flag(parser, flags.SPEAKERS)
     flags.add_precision_flag(parser)
     add_flag(parser, "--licence", "licence of the weights, for the model card, such as Apache-2.0")

@@ -20,7 +20,7 @@ def parse(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> argparse.Namespa
     about = "How a run speaks. While it trains, each new checkpoint is taken."
     group = parser.add_argument_group("run", about)
     flags.add_checkpoint_flag(group, "the newest")
-    add_flag(group, "--language", "language of texts; required if the run has several")
+    add_flag(group, "--language", "language of texts; required if its corpus has several")
     flags.add_vocoder_flag(group)
     flags.add_references_flag(group, "a speaker and a recording of half a second or longer")
     recogniser = "folder of the run of a recogniser, for transcriptions"

@@ -32,7 +32,9 @@ class RunSpeaker:
     ):
         trained = TrainedRun.open_for_use(run, task="tts")
         self.name, self._run = run.name, run
-        self.language = choose_language(language, trained.record.languages)
+        self.language = choose_language(
+            language or trained.record.language, trained.record.languages
+        )
         self._references = references or {"default": ()}
         for recordings in self._references.values():
             for recording in recordings:

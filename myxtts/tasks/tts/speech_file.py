@@ -54,7 +54,8 @@ def write_speech(
         raise DataError(empty_text_message(text))
     trained = TrainedRun.open_for_use(run, checkpoint, "tts")
     languages = trained.record.languages
-    choose_language(accent or choose_language(language, languages), languages, "--accent")
+    language = choose_language(language or trained.record.language, languages)
+    choose_language(accent or language, languages, "--accent")
     trained.select_vocoder(vocoder, iterations)
     words = read_lexicon(lexicon)
     check_files(references, out, times)

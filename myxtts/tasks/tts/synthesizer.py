@@ -66,7 +66,7 @@ class Synthesizer:
         self.options = synthesis_options(config.model)
         self._frontend = trained.record.frontend.with_words(lexicon or {})
         self._data = config.data
-        self._vocabulary = trained.record.vocabulary
+        self._vocabulary, self._language = trained.record.vocabulary, trained.record.language
         self._device = device
         choice = trained.select_vocoder(vocoder, iterations)
         self._network = loading.load_network(trained, device, "tts")
@@ -108,14 +108,14 @@ class Synthesizer:
             text: see `split_text`.
             references: audio files of the speaker, of half a second or longer, whose beginnings
                 together condition the model; without them its learned default does.
-            language: one of the run; optional if there is only one.
+            language: one of the run; by default the only one of its corpus.
             options: by default `self.options`.
             accent: language of the run that the speaker speaks, whose accent is exaggerated; by
                 default the text's. Where each language has few speakers, the network learns
                 from it who speaks.
         """
         trained = self._vocabulary.languages
-        language = choose_language(language, trained)
+        language = choose_language(language or self._language, trained)
         row = trained.index(choose_language(accent or language, trained, "--accent"))
         chunks = encode_text(text, language, self._frontend, self._vocabulary.symbols)
         mel = self._reference_mel(references)

@@ -53,7 +53,6 @@ def main() -> int:
     )
     from myxtts.speak.chunks import SCALES, player_ids_of, voice_inputs
     from myxtts.tasks.evaluation.metrics import dnsmos
-    from myxtts.text.languages import choose_language
 
     run = TrainedRun.open(options.run)
     vocoder = loading.load_vocoder(run.select_vocoder(options.vocoder), "/CPU:0")
@@ -62,8 +61,8 @@ def main() -> int:
             f"The comparison needs the run of a vocoder, but {run.path} would use"
             f" {vocoder.description}. Give the run of a vocoder with --vocoder."
         )
-    vocabulary, mels = run.record.vocabulary, speaker_mels(run, {})
-    language = choose_language(options.language, vocabulary.languages)
+    mels = speaker_mels(run, {})
+    language = run.record.choose_language(options.language)
     texts = held_out_texts(run)
     graph, document = voice_graph(run, vocoder, mels, texts[0], language, "/CPU:0")
 

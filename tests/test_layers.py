@@ -37,13 +37,13 @@ BUDGETS = {
     "placement": 1144,
     "speak": 743,
     "batches": 1516,
-    "checkpoints": 980,
+    "checkpoints": 985,
     "report": 1645,
-    "tasks": 7172,
+    "tasks": 7168,
     "run": 3757,
     "trial": 2952,
-    "commands": 898,
-    "extras": 9318,
+    "commands": 897,
+    "extras": 9315,
 }
 HEIGHT = {name: height for height, row in enumerate(ROWS) for name in row}
 # Of packages imported by other names.

@@ -38,6 +38,7 @@ from myxtts.config.advice import other_names
 from myxtts.config.schema import Config
 from myxtts.corpus.manifest import Vocabulary
 from myxtts.text.frontend import TextFrontend
+from myxtts.text.languages import choose_language
 from myxtts.text.symbols import SymbolTable
 
 FORMAT = 7
@@ -185,6 +186,10 @@ class Record(_Section):
             return None
         symbols = SymbolTable(self.symbols[: ancestor.symbols])
         return Vocabulary(symbols, speakers, self.languages[: ancestor.languages])
+
+    def choose_language(self, language: str | None) -> str:
+        """Return the requested language, or the one of the run's corpus; see `choose_language`."""
+        return choose_language(language or self.language, self.languages)
 
     @property
     def weights_group(self) -> str:

@@ -11,7 +11,6 @@ from myxtts.config import parser as flags
 from myxtts.config.flags import SETTINGS
 from myxtts.config.parser import add_flag
 from myxtts.text.frontend import Stages, TextFrontend, read_lexicon
-from myxtts.text.languages import choose_language
 from myxtts.text.normalisers import description
 from myxtts.text.sentences import empty_text_message, split_text
 
@@ -44,7 +43,7 @@ def main(argv: Sequence[str], prog: str = f"myxtts {NAME}") -> int:
     if options.run is not None:
         record = TrainedRun.open(options.run, options.checkpoint).record
         frontend, symbols = record.frontend, record.vocabulary.symbols
-        language = choose_language(options.language or record.language, record.languages)
+        language = record.choose_language(options.language)
     frontend = frontend.with_words(words)
     chunks = [chunk for chunk, _ in split_text(text, language)]
     if not chunks:

@@ -19,7 +19,8 @@ import csv
 import random
 import shutil
 import sys
-from itertools import combinations, product
+from collections.abc import Iterable, Sequence
+from itertools import combinations, cycle, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,15 +86,17 @@ zm_yunxia zm_yunyang
 PAIRS = [f"{a}+{b}" for a, b in product(READERS, READERS + OTHERS) if a != b]
 MANY = " ".join(random.Random(0).sample(PAIRS, 96))
 # Voices of other languages, and pairs of them, read English as an American or a British voice does.
-ACCENTS_OF = "af_sky", "bf_emma"
-FOREIGN = " ".join(
-    f"{ACCENTS_OF[i % 2]}+{voice}-{ACCENTS_OF[i % 2]}"
-    for i, voice in enumerate([*OTHERS, "am_santa", "pm_santa"])
-)
-FOREIGN_PAIRS = " ".join(
-    f"{ACCENTS_OF[i % 2]}+{a}+{b}-{ACCENTS_OF[i % 2]}"
-    for i, (a, b) in enumerate(random.Random(1).sample([*combinations(OTHERS, 2)], 54))
-)
+ENGLISH_LIKE = "af_sky", "bf_emma"
+
+
+def reading_english(groups: Iterable[Sequence[str]]) -> str:
+    """Return the means of groups of voices, which read as ENGLISH_LIKE do, in turn."""
+    pairs = zip(cycle(ENGLISH_LIKE), groups, strict=False)
+    return " ".join(f"{like}+{'+'.join(voices)}-{like}" for like, voices in pairs)
+
+
+FOREIGN = reading_english([voice] for voice in [*OTHERS, "am_santa", "pm_santa"])
+FOREIGN_PAIRS = reading_english(random.Random(1).sample([*combinations(OTHERS, 2)], 54))
 PARTS = {
     "woman": Part("woman=hibari", 500, first=0),
     "man": Part("man=am_puck", 330, first=0),

@@ -39,7 +39,6 @@ from myxtts.tasks import loading
 from myxtts.tasks.tts.aligner import Aligner
 from myxtts.text.espeak import EspeakVoice, isolated_copy
 from myxtts.text.frontend import TextFrontend
-from myxtts.text.languages import choose_language
 from myxtts.text.readers import PUNCTUATION
 from myxtts.text.sentences import split_text
 from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
@@ -107,7 +106,7 @@ def align_recordings(
     frontend = TextFrontend("phonemes", SETTINGS["text_normaliser"].default)
     if trained:
         frontend = trained.record.frontend
-        language = choose_language(language or trained.record.language, trained.record.languages)
+        language = trained.record.choose_language(language)
     elif language is None:
         raise ConfigError("the language of the text is not known. Give it as --language.")
     make_corpus_folder(out)

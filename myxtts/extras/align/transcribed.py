@@ -14,7 +14,6 @@ from myxtts.extras.align.recordings import files_of, is_recording
 from myxtts.extras.align.tape import Stretch, Tape, make_corpus_folder, runs, write_corpus
 from myxtts.tasks.asr.transcriber import Transcriber
 from myxtts.tasks.evaluation.recognisers import open_recogniser
-from myxtts.text.languages import choose_language
 
 # A stretch ends at a long pause, or at the last one that makes it no longer than this.
 LONG_PAUSE_S, MOST_S, LEAST_S = 0.5, 12.0, 1.0
@@ -36,7 +35,7 @@ def transcribe_recordings(
     """
     recogniser = open_recogniser(asr)
     if isinstance(recogniser, Transcriber):
-        language = choose_language(language, recogniser.vocabulary.languages)
+        language = recogniser.record.choose_language(language)
     elif not (language := language or recogniser.language):
         raise ConfigError("the language of the recordings is not known. Give it as --language.")
     make_corpus_folder(out)

@@ -30,7 +30,6 @@ from myxtts.tasks.tts.network import XTTS, SpeakerCondition
 from myxtts.tasks.tts.synthesizer import reference_mel
 from myxtts.tasks.tts.task import synthesis_options
 from myxtts.text.espeak import voice_of
-from myxtts.text.languages import choose_language
 
 _OF_ONNX = "onnx", "onnxruntime"
 PACKAGES = {"onnx": _OF_ONNX, "web": _OF_ONNX, "litert": ("ai_edge_litert",)}
@@ -83,7 +82,7 @@ def write_player_files(
                 f"--format {form} needs {needed}, but {run.path} would use"
                 f" {vocoder.description}. Give the run of a vocoder with --vocoder."
             )
-        language = choose_language(language or run.record.language, run.record.languages)
+        language = run.record.choose_language(language)
         mels = speaker_mels(run, references)
         spoken = held_out_texts(run)[0]
         graph, document = voice_graph(run, vocoder, mels, spoken, language, device)

@@ -64,7 +64,7 @@ class NetworkTranscriber:
         beam_width: int = 0,
     ):
         self.run, self.device, self._beam_width = run, device, beam_width
-        self.vocabulary = record.vocabulary
+        self.record, self.vocabulary = record, record.vocabulary
         self.decoding = f"beam search of width {beam_width}" if beam_width else "greedy decoding"
         self._frontend = record.frontend
         self._frame_s = network.subsampling * HOP_SAMPLES / sample_rate_hz()

@@ -9,7 +9,6 @@ from myxtts.checkpoints.files import latest
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.speak.chunks import SpokenSentence
 from myxtts.speak.player import choose_speaker
-from myxtts.text.languages import choose_language
 
 
 class RunSpeaker:
@@ -32,9 +31,7 @@ class RunSpeaker:
     ):
         trained = TrainedRun.open_for_use(run, task="tts")
         self.name, self._run = run.name, run
-        self.language = choose_language(
-            language or trained.record.language, trained.record.languages
-        )
+        self.language = trained.record.choose_language(language)
         self._references = references or {"default": ()}
         for recordings in self._references.values():
             for recording in recordings:

@@ -53,9 +53,8 @@ def write_speech(
     if next(split_text(text), None) is None:
         raise DataError(empty_text_message(text))
     trained = TrainedRun.open_for_use(run, checkpoint, "tts")
-    languages = trained.record.languages
-    language = choose_language(language or trained.record.language, languages)
-    choose_language(accent or language, languages, "--accent")
+    language = trained.record.choose_language(language)
+    choose_language(accent or language, trained.record.languages, "--accent")
     trained.select_vocoder(vocoder, iterations)
     words = read_lexicon(lexicon)
     check_files(references, out, times)

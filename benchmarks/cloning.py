@@ -9,7 +9,8 @@ r"""Speak by references of 5 s of voices that a run has not heard, and find whos
 The 54 voices of Kokoro-82M read English sentences into --out, once. A sentence is right if the mean
 of three sentences of its speaker, by Resemblyzer, is the nearest of all. References are two others.
 The recordings of a group are the ceiling of what follows. `known` is of voices of the same kind
-that a run may have heard. --people adds corpora of utilities/human/corpora.py.
+that a run may have heard. --people adds corpora of utilities/human/corpora.py, whose readers speak
+English as well.
 """
 
 import argparse
@@ -18,8 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import numpy as np
 
 from myxtts.audio.audio_file import read_wave, write_wav
 from myxtts.base.console import report_errors
@@ -51,28 +50,28 @@ def main() -> int:
     from myxtts.placement import devices
     from myxtts.speak.voices import run_folder
     from myxtts.tasks.tts.synthesizer import Synthesizer
-    from utilities.human.people import Spoken, embedder, nearest_table
+    from utilities.human.people import centroid, embedder, nearest_table
 
     device = devices.configure_default().routes[0].model
     synthesizer = Synthesizer(
         run_folder(options.run), device, options.vocoder, checkpoint=options.checkpoint
     )
     clips = clips_of_kokoro(options) | {name: clips_of(options, name) for name in options.people}
-    embed, centroids = embedder(), {}
-    for name, files in clips.items():
-        mean = np.mean([embed(read_wave(file)) for file in files[CENTROID]], axis=0)
-        centroids[name] = mean / np.linalg.norm(mean)
+    embed = embedder()
+    centroids = {
+        name: centroid([read_wave(file) for file in files[CENTROID]], embed)
+        for name, files in clips.items()
+    }
     texts = sentences(options.texts / "judging.txt")[: options.sentences]
-    spoken = []
+    embedded = []
     for group, names in (("known", KNOWN), ("judging", JUDGING), ("people", options.people)):
         for name in names:
             for file in clips[name][CEILING]:
-                spoken.append(Spoken(f"{group}, recordings", name, read_wave(file)))
+                embedded.append((f"{group}, recordings", name, embed(read_wave(file))))
             for text in texts:
-                wave = synthesizer.synthesize(text, clips[name][REFERENCE], "en-us")
-                spoken.append(Spoken(group, name, wave))
-                spoken.append(Spoken(f"- {name}", name, wave))
-    print(nearest_table(spoken, centroids, embed))
+                vector = embed(synthesizer.synthesize(text, clips[name][REFERENCE], "en-us"))
+                embedded += [(group, name, vector), (f"- {name}", name, vector)]
+    print(nearest_table(embedded, centroids))
     return 0
 
 

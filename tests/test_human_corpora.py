@@ -159,7 +159,7 @@ class PeopleTest(FolderCase):
     def test_the_nearest_centroid_decides_and_the_language_is_one_never_spoken(self):
         centroids = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
         spoken = [people.Spoken("own", "a", np.array(wave)) for wave in ((0.9, 0.1), (0.2, 0.8))]
-        table = people.nearest_table(spoken, centroids, lambda wave: wave)
+        table = people.nearest_table(spoken, centroids)
         self.assertIn("| own | 2 | 50 % | 0.55, 0.45 |", table)
         for own, foreign in (({"ru"}, "en"), ({"en", "es"}, "fr"), ({"fr"}, "it")):
             self.assertEqual(people.foreign_to(own), foreign)

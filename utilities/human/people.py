@@ -140,10 +140,11 @@ def measure(
                     spoken.append(Spoken(f"{kind}, {reference}", speaker, wave))
                     listing.append({"file": name, "text": text, "language": language})
     centroids = {
-        speaker: centroid(rows[len(reference_rows(rows)) :], embed)
+        speaker: centroid(centroid_waves(rows[len(reference_rows(rows)) :]), embed)
         for speaker, rows in training.items()
     }
-    table = nearest_table(spoken, centroids, embed) + "\n" + treble_table(spoken)
+    embedded = [(group, speaker, embed(wave)) for group, speaker, wave in spoken]
+    table = nearest_table(embedded, centroids) + "\n" + treble_table(spoken)
     print(table)
     write_whole(folder / "speakers.md", table.encode())
     write_whole(folder / "list.json", json.dumps(listing, ensure_ascii=False, indent=1).encode())
@@ -221,18 +222,26 @@ def embedder():
     return lambda wave: encoder.embed_utterance(preprocess_wav(wave, sample_rate_hz()))
 
 
-def centroid(rows: Sequence[Row], embed) -> np.ndarray:
-    """Return the mean vector of recordings, of norm 1."""
+def centroid_waves(rows: Sequence[Row]) -> list[np.ndarray]:
     chosen = [row for row in rows if length_s(row) >= MIN_CENTROID_S][-CENTROID_RECORDINGS:]
-    mean = np.mean([embed(read_wave(row["path"])) for row in chosen], axis=0)
+    return [read_wave(row["path"]) for row in chosen]
+
+
+def centroid(waves: Sequence[np.ndarray], embed) -> np.ndarray:
+    """Return the mean vector of recordings, of norm 1."""
+    mean = np.mean([embed(wave) for wave in waves], axis=0)
     return mean / np.linalg.norm(mean)
 
 
-def nearest_table(spoken: Sequence[Spoken], centroids: dict[str, np.ndarray], embed) -> str:
-    """Return a table of how often the right speaker is the nearest, by group."""
+def nearest_table(
+    embedded: Sequence[tuple[str, str, np.ndarray]], centroids: dict[str, np.ndarray]
+) -> str:
+    """Return a table of how often the right speaker is the nearest, by group.
+
+    `embedded` has groups, speakers and the vectors of their speech.
+    """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for group, speaker, wave in spoken:
-        vector = embed(wave)
+    for group, speaker, vector in embedded:
         cosines = {name: float(vector @ center) for name, center in centroids.items()}
         right = cosines.pop(speaker)
         groups[group].append((right, max(cosines.values())))

@@ -1,4 +1,6 @@
-"""--loudness and --trim: what they measure, and that training and references have the same."""
+"""--loudness and --trim: what they measure, and that training and references have the same; and
+the limiter of synthesis.
+"""
 
 import importlib.util
 import unittest
@@ -10,7 +12,7 @@ from fakes.copies import find_copies
 from myxtts.audio import k_weighting
 from myxtts.audio.audio_file import read_pcm, speech_span
 from myxtts.audio.format import SAMPLE_RATE_HZ
-from myxtts.audio.loudness import gated_power, with_loudness
+from myxtts.audio.loudness import LIMITER_SAMPLES, gated_power, limited, with_loudness
 from myxtts.batches.pcm_cache import open_cache, rows_from_cache
 from myxtts.batches.reading import rows_from_files
 from myxtts.config.schema import DataConfig
@@ -102,6 +104,22 @@ class LoudnessTest(unittest.TestCase):
             function = trace_produce(DATA, at_loudness(extractor, -23.0))
             self.assertEqual(audit(function).host_only, ())
             self.assertEqual([copy for copy in find_copies(function) if copy.to_host], [])
+
+
+class LimiterTest(unittest.TestCase):
+    def test_a_click_is_turned_down_and_the_rest_of_the_wave_is_not(self):
+        rest = np.stack([sine(300.0, 1.0), sine(90.0, 1.0)])[:, : 300 * LIMITER_SAMPLES]
+        wave = rest.astype(np.float32)
+        wave[0, 9_000] = -6.0
+        out = limited(wave).numpy()
+        np.testing.assert_allclose(out[0, 9_000], -1.0, atol=0.02)
+        far = np.abs(np.arange(wave.shape[1]) - 9_000) > 2.5 * LIMITER_SAMPLES
+        np.testing.assert_array_equal(out[0, far], wave[0, far])
+        np.testing.assert_array_equal(out[1], wave[1])
+
+    def test_no_sample_is_beyond_full_scale(self):
+        wave = np.random.default_rng(0).normal(0, 2, (2, 50 * LIMITER_SAMPLES)).astype(np.float32)
+        self.assertLessEqual(np.abs(limited(wave)).max(), 1.0)
 
 
 class TrimTest(FolderCase):

@@ -25,7 +25,7 @@ def pulse_train(f0_hz, pulse_phasor):
     """
     hz, phase = _integrated(f0_hz)
     phasor = _rotated(pulse_phasor, -_at_centres(phase))
-    real, imaginary = map(_upsampled, tf.unstack(phasor, axis=2))
+    real, imaginary = map(upsampled, tf.unstack(phasor, axis=2))
     phase += tf.atan2(imaginary, real + 1e-6) / (2.0 * np.pi)
     half = np.pi * (phase - tf.round(phase))
     harmonics = tf.floor(0.5 * sample_rate_hz() / hz)
@@ -75,7 +75,7 @@ def pulse_phasor(wave, f0_hz):
 
 def _integrated(f0_hz):
     """Return F0 of each sample, and its phase in cycles [0, 1]: [B, T] -> two of [B, T * 256]."""
-    hz = _upsampled(f0_hz)
+    hz = upsampled(f0_hz)
     phase = tf.cumsum(tf.cast(hz, tf.float64) / sample_rate_hz(), axis=1)
     return hz, tf.cast(phase - tf.floor(phase), tf.float32)
 
@@ -91,11 +91,11 @@ def _rotated(phasor, cycles):
     return tf.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], axis=2)
 
 
-def _upsampled(frames):
-    """Interpolate between the centres of frames: [B, T] -> [B, T * 256]."""
+def upsampled(frames, hop: int = HOP_SAMPLES):
+    """Interpolate linearly between the centres of frames of `hop`: [B, T] -> [B, T * hop]."""
     ends = tf.concat([frames[:, :1], frames, frames[:, -1:]], axis=1)[:, :, None]
     before, at, after = ends[:, :-2], ends[:, 1:-1], ends[:, 2:]
-    distance = ((np.arange(HOP_SAMPLES) + 0.5) / HOP_SAMPLES - 0.5).astype(np.float32)
+    distance = ((np.arange(hop) + 0.5) / hop - 0.5).astype(np.float32)
     first, second = np.split(distance, 2)
     change = tf.concat([(at - before) * first, (after - at) * second], axis=2)
     return tf.reshape(at + change, [tf.shape(frames)[0], -1])

@@ -1,4 +1,4 @@
-"""Waves of an equal loudness, and the loudness of batches: see `k_weighting`.
+"""Waves of an equal loudness, the loudness of batches (see `k_weighting`), and a limiter.
 
 Shape legend: B rows, S samples, K bins.
 """
@@ -6,6 +6,7 @@ Shape legend: B rows, S samples, K bins.
 import numpy as np
 import tensorflow as tf
 
+from myxtts.audio.excitation import upsampled
 from myxtts.audio.format import sample_rate_hz
 from myxtts.audio.k_weighting import (
     BLOCK_HOPS,
@@ -18,6 +19,9 @@ from myxtts.audio.k_weighting import (
 )
 from myxtts.audio.spectral import frequency_grid, scaled
 from myxtts.base.portable_ops import on_host
+
+LIMITER_SAMPLES = 64  # 3 ms, of which the limiter takes the peak
+FULL_SCALE = 0.999  # below 1 by more than a rounding error
 
 
 def with_loudness(wave, lufs: float | None, samples=None):
@@ -35,6 +39,20 @@ def with_loudness(wave, lufs: float | None, samples=None):
     wanted = tf.sqrt(tf.math.divide_no_nan(power_of(lufs), power))
     gain = tf.where(power > 0.0, tf.minimum(wanted, tf.math.divide_no_nan(1.0, peak)), 1.0)
     return wave * gain[:, None]
+
+
+# A block's gain is that of the largest sample of three blocks. Gains are interpolated between the
+# centres of blocks, both of which have seen the samples between them.
+def limited(wave):
+    """Turn a wave down where samples are beyond full scale and for 4 ms around, not elsewhere.
+
+    float32 [B, S], S a multiple of LIMITER_SAMPLES -> [B, S] in [-1, 1].
+    """
+    blocks = tf.reshape(tf.abs(wave), [tf.shape(wave)[0], -1, LIMITER_SAMPLES])
+    peak = tf.reduce_max(blocks, axis=2)
+    ends = tf.concat([peak[:, :1], peak, peak[:, -1:]], axis=1)
+    peak = tf.maximum(tf.maximum(ends[:, :-2], ends[:, 2:]), peak)
+    return wave * upsampled(FULL_SCALE / tf.maximum(peak, FULL_SCALE), LIMITER_SAMPLES)
 
 
 # The wave is filtered as it is heard. Powers of tenths of a second become overlapping blocks of 0.4

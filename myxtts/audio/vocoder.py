@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, PAD_SAMPLES, mel_bands, sample_rate_hz
+from myxtts.audio.loudness import limited
 from myxtts.audio.mel import inverse_mel_filters, mel_filters, stft
 from myxtts.audio.spectral import scaled
 from myxtts.base.errors import CheckpointError, check_packages
@@ -186,7 +187,7 @@ def griffin_lim(log_mel, iterations, seed):
 
     _, wave, _ = tf.while_loop(lambda number, *_: number < iterations, iterate, (0, wave, wave))
     wave = wave[:, PAD_SAMPLES : PAD_SAMPLES + HOP_SAMPLES * frames]
-    return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
+    return limited(wave)
 
 
 class GriffinLim:

@@ -386,6 +386,8 @@ class XTTS(keras.Model):
             return tf.cond(guidance == 1.0, lambda: conditional, guide)
 
         mel = flow.euler_solve(guided_estimate, noise, ode_steps)
+        # Guidance enlarges all contrasts: a sentence, loud sounds above all, would be 4 dB louder.
+        mel += _log_level(condition.mel, condition.mask) - _log_level(mel, condition.mask)
         return tf.where(condition.mask[:, :, None], mel * MEL_STD + MEL_MEAN, SILENCE)
 
     def speaker_condition(self, batch, keep):
@@ -550,6 +552,18 @@ def _token_weights(batch, mask):
         token_count = tf.maximum(tf.cast(batch["token_count"], tf.float32), 1.0)
         weights *= (tf.cast(batch["utterance_tokens"], tf.float32) / token_count)[:, None]
     return weights
+
+
+def _log_level(mel, mask):
+    """Return the log of the summed magnitudes of real frames, in the mel's unit.
+
+    Normalised log-mel, float32 [B, T, 80] -> [B, 1, 1].
+    """
+    log = tf.where(mask[:, :, None], MEL_STD * mel, -1e9)
+    # As in tf.reduce_logsumexp, some of whose operations the exports lack.
+    largest = tf.reduce_max(log, axis=[1, 2], keepdims=True)
+    total = tf.reduce_sum(tf.exp(log - largest), axis=[1, 2], keepdims=True)
+    return (largest + tf.math.log(total)) / MEL_STD
 
 
 def keep_mask(present, rate, seed, name):

@@ -30,6 +30,7 @@ from myxtts.audio.format import (
     frames_in,
     mel_bands,
 )
+from myxtts.audio.loudness import limited
 from myxtts.audio.mel import SILENCE, inverse_mel_filters, mel_filters
 from myxtts.audio.pitch import F0_MAX_HZ, F0_MIN_HZ
 from myxtts.base.portable_ops import fold_in, stateless_normal
@@ -198,7 +199,7 @@ class Vocoder(keras.Model):
         phasor = smoothed_phasor(phasor, f0_hz, frames_in(PHASE_WINDOW_S))
         harmonic = pulse_train(f0_hz, phasor)
         wave = self._generate(mel, harmonic, seed, projections)[:, samples:-samples]
-        return wave / tf.maximum(tf.reduce_max(tf.abs(wave), axis=1, keepdims=True), 1.0)
+        return limited(wave)
 
     # Two sources are transformed: pulses with their harmonics, and noise. The network reads the mel
     # and the pulses and returns a complex filter for the pulses and a gain for the noise, as

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import json
 import unittest
 from unittest import mock
 
@@ -13,7 +14,7 @@ from myxtts.base.errors import DataError
 from tests.fixtures import FolderCase
 from tests.html_checker import Checker
 from tests.sine_corpus import sine
-from utilities.human import corpora, page, people
+from utilities.human import clips, corpora, page, people
 
 
 class CorporaTest(FolderCase):
@@ -173,6 +174,41 @@ class PeopleTest(FolderCase):
         ]
         table = people.treble_table(spoken)
         self.assertIn("| speaker | recordings |\n|---|---|\n| a | -20 |\n| b | 6 |\n", table)
+
+
+class ClipsTest(FolderCase):
+    def cut(self, *flags):
+        places = [str(self.folder / name) for name in ("corpus", "times", "out")]
+        with mock.patch("sys.argv", ["clips.py", *places, *flags]):
+            return clips.main()
+
+    def test_sentences_are_cut_at_pauses_behind_half_a_second(self):
+        spoken = ("она,", 0.2, 0.5), ("шла", 0.6, 1.0), ("-", 1.06, 1.1), ("домой", 1.5, 2.2)
+        words = [dict(zip(("word", "start", "end"), word, strict=True)) for word in spoken]
+        self.write("times/wavs/a.json", json.dumps({"segments": [{"words": words}]}))
+        rows = [dict(path=f"wavs/{name}.wav", text="", speaker="x", language="ru") for name in "ab"]
+        self.write("corpus/wavs/a.wav")
+        wave = sine(100, 2.4)
+        soundfile.write(self.folder / "corpus/wavs/a.wav", wave, 22_050)
+        corpora.write_tables(self.folder / "corpus", dict.fromkeys(corpora.TABLES, rows))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.cut()
+        self.assertIn("2 clips, 0.0 min", printed.getvalue())
+        table = (self.folder / "out/metadata.csv").read_text("utf-8")
+        for name, text, start_s, end_s in (
+            ("a_100", "Она, шла.", 0.1, 1.2),
+            ("a_1400", "Домой.", 1.4, 2.3),
+        ):
+            self.assertIn(f"wavs/{name}.wav|{text}|x|ru\n", table)
+            samples = soundfile.info(self.folder / f"out/wavs/{name}.wav").frames
+            self.assertAlmostEqual(samples / 22_050, end_s - start_s, delta=1e-3)
+
+    def test_times_of_another_corpus_are_an_error(self):
+        self.write("corpus/x")
+        rows = [dict(path="wavs/a.wav", text="", speaker="x", language="ru")]
+        corpora.write_tables(self.folder / "corpus", dict.fromkeys(corpora.TABLES, rows))
+        with self.assertRaisesRegex(DataError, "no times of .*metadata_train.csv"):
+            self.cut()
 
 
 if __name__ == "__main__":

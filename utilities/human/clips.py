@@ -11,6 +11,7 @@ random order, until there are --minutes. The output is a folder with `metadata.c
 
 import argparse
 import json
+import math
 import random
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import soundfile
 
 from myxtts.base.console import report_errors
-from utilities.human.corpora import read_tables, write_tables
+from myxtts.base.errors import DataError
+from utilities.human.corpora import TABLES, read_tables, write_tables
 
 PAUSE_S, KEPT_OF_PAUSE_S = 0.08, 0.1
 CLIP_S = 0.5, 8.0
@@ -34,16 +36,23 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=27.0)
     options = parser.parse_args()
-    (options.out / "wavs").mkdir(parents=True, exist_ok=True)
-    rows = read_tables(options.corpus)["metadata_train.csv"]
+    rows = read_tables(options.corpus)[TABLES[0]]
     clips = [clip for row in rows for clip in clips_of(row, options.times)]
+    if not clips:
+        raise DataError(
+            f"{options.times} has no times of {options.corpus / TABLES[0]}. Make them with `align"
+            " --times json`."
+        )
+    (options.out / "wavs").mkdir(parents=True, exist_ok=True)
     random.Random(0).shuffle(clips)
     table, left_s = [], 60 * options.minutes
     for row, start_s, end_s in clips:
         if left_s > 0:
-            wave, rate_hz = soundfile.read(options.corpus / row["path"])
-            path = Path("wavs") / f"{Path(row['path']).stem}_{round(1000 * start_s)}.wav"
-            wave = wave[int(start_s * rate_hz) : int(end_s * rate_hz)]
+            recording = options.corpus / row["path"]
+            rate_hz = soundfile.info(recording).samplerate
+            first, behind = int(start_s * rate_hz), int(end_s * rate_hz)
+            wave, _ = soundfile.read(recording, start=first, stop=behind)
+            path = Path("wavs") / f"{recording.stem}_{round(1000 * start_s)}.wav"
             soundfile.write(options.out / path, wave, rate_hz)
             table.append(row | {"path": str(path)})
             left_s -= end_s - start_s
@@ -60,12 +69,12 @@ def clips_of(row: dict[str, str], times: Path) -> list[tuple[dict[str, str], flo
     segments = json.loads(file.read_text(encoding="utf-8"))["segments"]
     words = [word for segment in segments for word in segment["words"]]
     clips, clip, earliest_s = [], [], 0.0
-    nexts = [*words[1:], {"start": float("inf")}] if words else []
-    for word, following in zip(words, nexts, strict=True):
+    starts_s = [word["start"] for word in words]
+    for word, next_s in zip(words, [*starts_s[1:], math.inf], strict=False):
         clip.append(word)
-        pause_s = following["start"] - word["end"]
+        pause_s = next_s - word["end"]
         is_long = word["end"] - clip[0]["start"] >= CLIP_S[0]
-        if pause_s == float("inf") or (pause_s >= PAUSE_S and is_long):
+        if pause_s == math.inf or (pause_s >= PAUSE_S and is_long):
             start_s = max(clip[0]["start"] - KEPT_OF_PAUSE_S, earliest_s)
             end_s = word["end"] + min(KEPT_OF_PAUSE_S, pause_s / 2)
             if CLIP_S[0] <= end_s - start_s <= CLIP_S[1]:

@@ -1,6 +1,7 @@
 """The learnt aligner: what its loss and its prior are, and that it learns which sound is which."""
 
 import unittest
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -99,6 +100,44 @@ class Losses(unittest.TestCase):
         behind, _ = self.losses_and_gradient(scores - 1e-2 * direction)
         slope = (ahead - behind).sum() / 2e-2
         self.assertAlmostEqual(slope, (gradient * direction).sum(), delta=1e-2)
+
+
+class Contexts(unittest.TestCase):
+    def setUp(self):
+        random = np.random.default_rng(3)
+        self.mel = random.normal(size=(1, 40, 80)).astype(np.float32)
+        self.real = np.array([[1.0] * 30 + [0.0] * 10], np.float32)
+        self.model = Aligner(9)
+        self.symbols = tf.range(9)[None, :]
+        self.products()
+
+    def products(self):
+        return self.model.products(self.mel, self.real, self.symbols).numpy()[0, :30]
+
+    def give_weights(self):
+        random = np.random.default_rng(4)
+        for context in self.model.contexts:
+            kernel = context.out.kernel
+            kernel.assign(random.normal(size=kernel.shape))
+
+    def test_three_frames_alone_decide_before_they_are_taught_and_a_run_does_not_teach_them(self):
+        self.assertFalse([v for v in self.model.trainable_variables if "context" in v.path])
+        before = self.products()
+        self.model.contexts = []
+        np.testing.assert_array_equal(self.products(), before)
+
+    def test_then_seven_frames_on_each_side_are_heard_and_padding_is_not(self):
+        self.give_weights()
+        before = self.products()
+        self.mel[0, 30:] = 5.0
+        np.testing.assert_array_equal(self.products(), before)
+        # Normalisation to the recording's mean and deviation would tell every frame of a change.
+        unchanged = mock.patch.object(aligner, "normalised_bands", lambda mel, real: mel)
+        with unchanged:
+            before = self.products()
+            self.mel[0, 15] += 1.0
+            heard = np.abs(self.products() - before).max(axis=1) > 1e-6
+        self.assertEqual(np.flatnonzero(heard).tolist(), [*range(8, 23)])
 
 
 class Learning(unittest.TestCase):

@@ -39,7 +39,7 @@ BUDGETS = {
     "batches": 1516,
     "checkpoints": 985,
     "report": 1645,
-    "tasks": 7183,
+    "tasks": 7215,
     "run": 3757,
     "trial": 2952,
     "commands": 897,

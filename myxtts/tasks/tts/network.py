@@ -205,6 +205,10 @@ class XTTS(keras.Model):
             "decoder": [*decoder, *time, self.noisy_in, *self.flow_convs, self.flow_out],
         }
 
+    def added_layers(self) -> list[keras.layers.Layer]:
+        """Return the layers that a pretrained run may lack: initially they change nothing."""
+        return [*self.aligner.contexts]
+
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""
 

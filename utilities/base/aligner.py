@@ -32,6 +32,7 @@ from myxtts.batches.corpora import load_corpora
 from myxtts.batches.pipeline import Pipeline
 from myxtts.batches.plan import Pass
 from myxtts.checkpoints.files import write_checkpoint
+from myxtts.checkpoints.run_folder import RunFolder
 from myxtts.checkpoints.trained_run import TrainedRun
 from myxtts.config.flags import with_values
 from myxtts.config.parser import bounded
@@ -81,12 +82,13 @@ def main() -> int:
     aligned_by = load_network(run, route.model, "tts")
     aligned_by.alignment_search = search_of("xla", route.model)
     with degraded_batches(run, options.corpus, route) as batches:
-        learn(islice(batches, options.steps), network.aligner, aligned_by, options.steps)
+        learn(batches, network.aligner, aligned_by, options.steps)
     with new_folder(options.out) as folder:
-        (folder / "config.yaml").write_bytes((run.path / "config.yaml").read_bytes())
+        taught = RunFolder(folder)
+        taught.checkpoints.mkdir()
+        taught.config.write_bytes(RunFolder(run.path).config.read_bytes())
         weights = ((v.path, v.value.numpy()) for v in network.variables)
-        target = folder / "checkpoints" / run.checkpoint.path.name
-        target.parent.mkdir()
+        target = taught.checkpoints / run.checkpoint.path.name
         write_checkpoint(target, [(run.record.weights_group, weights)], run.record)
     return 0
 
@@ -138,7 +140,7 @@ def learn(batches: Iterable[dict], aligner: Aligner, aligned_by: XTTS, steps: in
         return losses
 
     means = np.zeros(2)
-    for number, batch in enumerate(batches, 1):
+    for number, batch in enumerate(islice(batches, steps), 1):
         means += (step(batch).numpy() - means) / (1 + (number - 1) % REPORTED)
         if number % REPORTED == 0:
             print(f"step {number:6} | path {means[0]:.3f} | sum {means[1]:.3f}", flush=True)

@@ -56,7 +56,8 @@ def step_speed(
     """Return time and matrix products of the training step on one batch of medium length."""
     training = config.training.model_copy(update={"gradient_accumulation": 1})
     config = config.model_copy(update={"training": training})
-    state = build_state(config, trained.record.vocabulary, make_replicas(placement.routes))
+    replicas, weights = make_replicas(placement.routes), trained.weights()
+    state = build_state(config, trained.record.vocabulary, replicas, weights=weights)
     tune(config, state, corpus.plan)
     step = make_step(config, state)
     features = medium_batch(config, corpus, placement.routes[0], run).features

@@ -1,6 +1,6 @@
 """A model with nothing beyond what the training step needs, so that tracing it takes a second."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -132,11 +132,15 @@ def shared_steps() -> Iterator[None]:
 
 
 def state_once(
-    config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
+    config: Config,
+    vocabulary: Vocabulary,
+    replicas: Replicas,
+    pretrained: Pretrained | None = None,
+    weights: Collection[str] = (),
 ) -> TrainingState:
     """Return `build_state`, cached for one replica and weights of its own."""
     if replicas.count > 1 or pretrained is not None or config.model.task != "tts":
-        return build_state(config, vocabulary, replicas, pretrained)
+        return build_state(config, vocabulary, replicas, pretrained, weights)
     training = config.training
     of_state = training.seed, training.precision, training.weight_decay, training.ema_decay > 0
     of_step = _step_settings(config)

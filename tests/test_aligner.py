@@ -107,7 +107,7 @@ class Contexts(unittest.TestCase):
         random = np.random.default_rng(3)
         self.mel = random.normal(size=(1, 40, 80)).astype(np.float32)
         self.real = np.array([[1.0] * 30 + [0.0] * 10], np.float32)
-        self.model = Aligner(9)
+        self.model = Aligner(9, contexts=True)
         self.symbols = tf.range(9)[None, :]
         self.products()
 

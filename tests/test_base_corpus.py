@@ -14,10 +14,11 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from myxtts.config.schema import AugmentationConfig
+from myxtts.config.schema import AugmentationConfig, Config
 from myxtts.tasks.layers import MEL_MEAN, MEL_STD, normalised_mel
 from myxtts.tasks.tts.aligner import Aligner
-from tests.fixtures import FolderCase
+from tests.fixtures import FolderCase, make_record
+from tests.tiny import build_model, small_models
 from utilities.base import aligner, corpus
 
 KEPT_FOR_JUDGING = "af_kore am_fenrir bf_isabella bm_lewis if_sara em_alex".split()
@@ -100,6 +101,21 @@ class AlignerTest(unittest.TestCase):
         self.assertGreater(levels_db[with_music].min(), -20.5)
         self.assertLess(levels_db[with_music].max(), -5.5)
 
+    def test_a_voice_whose_aligner_was_not_taught_is_copied_with_what_is_to_learn(self):
+        network = build_model()
+        settings = Config(model={"model_size": "tiny"})
+        symbols = tuple("abcdefghij")  # SYMBOLS with the special ones
+        record = make_record(symbols=symbols, languages=("en", "ru"), settings=settings)
+        with small_models():
+            copy = aligner.with_contexts(SimpleNamespace(record=record), network, "/CPU:0")
+        values = {v.path: v.numpy() for v in copy.variables}
+        added = {path for path in values if "context" in path}
+        self.assertEqual(len(added), 12)
+        np.testing.assert_equal(
+            {path: values[path] for path in values.keys() - added},
+            {v.path: v.numpy() for v in network.variables},
+        )
+
     def test_the_aligner_learns_the_path_of_the_recording_in_what_is_heard(self):
         random = np.random.default_rng(1)
         sounds = random.normal(size=(9, 80)).astype(np.float32)
@@ -112,7 +128,7 @@ class AlignerTest(unittest.TestCase):
             "token_count": tf.fill([8], 5),
         }
         voice = SimpleNamespace(align=lambda batch: tf.constant(path))
-        learner = Aligner(9)
+        learner = Aligner(9, contexts=True)
         mel, real = normalised_mel(batch["heard"]), tf.ones([8, 40])
 
         def on_path():

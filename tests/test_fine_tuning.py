@@ -29,11 +29,21 @@ from myxtts.run.warm_start import Pretrained, extend_rows, load_pretrained, read
 from myxtts.tasks.contract import empty_batch
 from myxtts.tasks.registry import task_named
 from myxtts.tasks.tts.contract import TTS_FEATURES
-from myxtts.text.symbols import SymbolTable
+from myxtts.tasks.tts.network import build_xtts
+from myxtts.text.symbols import FIRST_SYMBOL_ID, SymbolTable
 from tests import tiny
 from tests.fixtures import make_record, replace_arrays
 from tests.sine_corpus import sine, write_sound
-from tests.tiny import SYMBOLS, Finished, Workspace, arrays_of, build_model
+from tests.tiny import (
+    SYMBOLS,
+    Finished,
+    Workspace,
+    arrays_of,
+    build_model,
+    save_checkpoint,
+    small_models,
+    training_state,
+)
 from tests.two_devices import MODEL
 
 ROOT = Path(__file__).parents[1]
@@ -356,17 +366,28 @@ class Network(unittest.TestCase):
         np.testing.assert_allclose(rows[12], old_rows[3:].mean(axis=0) + fresh[12], rtol=1e-5)
         np.testing.assert_array_equal(languages.numpy()[0], base.weights[languages.path][1])
 
-    def test_a_voice_whose_aligner_heard_three_frames_is_taken_and_hears_them_still(self):
-        model = self.model
-        whole = self.pretrained_of(model, LETTERS, ["en", "ka"])
-        added = [v.path for layer in model.added_layers() for v in layer.variables]
-        self.assertEqual(len(added), 12)
-        fewer = {path: x for path, x in whole.weights.items() if path not in added}
-        outs = [context.out.kernel for context in model.aligner.contexts]
-        before = [v.numpy() for v in outs]
-        load_pretrained(Pretrained(whole.run, fewer), model, vocabulary(LETTERS, ["en", "ka"]))
-        for left, variable in zip(before, outs, strict=True):
-            np.testing.assert_array_equal(left, variable.numpy())
+    def test_what_an_aligner_was_taught_is_kept_by_runs_that_start_from_it_and_by_no_others(self):
+        def contexts(name):
+            weights = TrainedRun.open(workspace.run_dir(name)).weights()
+            return {path: x for path, x in weights.items() if "/context_" in path}
+
+        base = TrainedRun.open(workspace.run_dir("base")).record
+        table = {"symbols": len(base.symbols) + FIRST_SYMBOL_ID, "languages": len(base.languages)}
+        for name, is_taught in (("taught", True), ("plain", False)):
+            network = build_model(contexts=is_taught, **table)
+            for context in network.aligner.contexts:
+                context.out.kernel.assign(tf.random.normal(context.out.kernel.shape))
+            save_checkpoint(workspace.run_dir(name), base, training_state(network))
+        self.assertEqual((len(contexts("taught")), contexts("plain")), (12, {}))
+        # Held-out sentences have a network of their own, and so has a run that goes on.
+        flags = "--validate-every 1 --ema-decay 0.9"
+        with mock.patch("myxtts.tasks.tts.task.build_xtts", build_xtts), small_models():
+            for name in ("taught", "plain"):
+                for steps in ("--max-steps 1", "--max-steps 2 --resume"):
+                    start = f"--init-from {workspace.run_dir(name)}"
+                    finished = workspace.train(f"from_{name}", start, flags, steps)
+                    self.assertEqual(finished.code, 0, finished)
+                np.testing.assert_equal(contexts(f"from_{name}"), contexts(name))
 
     def test_rejected_weights_leave_the_network_unchanged(self):
         model = self.model

@@ -29,13 +29,16 @@ class Networks(unittest.TestCase):
         config = Config(model=model, training=MIXED)
         taught = config.model_copy(update={"teacher": schema.TeacherConfig(teacher="runs/big")})
         expected = given | {"precision": "mixed_bfloat16", "segment_frames": 43, "taught": False}
+        expected["contexts"] = False
         with mock.patch("myxtts.tasks.tts.task.build_xtts") as build:
             TTSTask().build(config, VOCABULARY)
             build.assert_called_once_with("tiny", 5, 1, **expected)
             TTSTask().build(taught, VOCABULARY)
             build.assert_called_with("tiny", 5, 1, **expected | {"taught": True})
             TTSTask().build(config, VOCABULARY, "mixed_float16")
-            build.assert_called_with("tiny", 5, 1, precision="mixed_float16")
+            build.assert_called_with("tiny", 5, 1, precision="mixed_float16", contexts=False)
+            TTSTask().build(config, VOCABULARY, weights=["xtts/aligner/context_1/norm/beta"])
+            build.assert_called_with("tiny", 5, 1, **expected | {"contexts": True})
 
     def test_of_a_recogniser(self):
         model = ModelConfig(task="asr", model_size="small", dropout=0.125)

@@ -97,10 +97,11 @@ class Snapshot:
     def of_run(cls, setup: TrainingSetup) -> "Snapshot":
         """Build the network that a run observes, on the device of its observer."""
         config, device = setup.config, setup.observer
+        sources = setup.state.inference_variables()
         with tf.device(device):
-            network = setup.task.build(config, setup.corpora.vocabulary)
+            network = setup.task.build(config, setup.corpora.vocabulary, weights=sources)
         setup.task.tune(config, network, device, typical_sizes(setup.corpora.training.plan))
-        return cls(network, setup.state.inference_variables(), device)
+        return cls(network, sources, device)
 
     def take(self) -> None:
         """Copy the weights as the last queued step leaves them, from device to device."""

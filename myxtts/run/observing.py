@@ -126,10 +126,11 @@ def open_evaluator(
     # A run must find the same scores as `myxtts evaluate`. Most runs have a network that computes
     # as `evaluate` does. The others hold one more in float32.
     if not computes_as_evaluated(setup.config):
-        with tf.device(device):
-            network = setup.task.build(setup.config, setup.corpora.vocabulary, "float32")
         local = setup.replicas.local_results
         sources = {v.path: local(v.value)[0] for v in source.variables}
+        vocabulary = setup.corpora.vocabulary
+        with tf.device(device):
+            network = setup.task.build(setup.config, vocabulary, "float32", sources)
         snapshot = Snapshot(network, sources, device)
         # TensorFlow prepares a function at its first call.
         snapshot.take()

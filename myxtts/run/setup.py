@@ -12,7 +12,7 @@ Training, the profiler and the preflight open a run in this way. Each stage need
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,7 +126,8 @@ class OpenRun:
                 f"--compile xla was given, but XLA does not work on {replicas.devices[0]}"
                 f" ({reason}). Leave out --compile."
             )
-        state = build_state(config, corpora.vocabulary, replicas, start.pretrained)
+        given = resumed.weights() if resumed else ()
+        state = build_state(config, corpora.vocabulary, replicas, start.pretrained, given)
         plan = corpora.training.plan
         state.batch_shares = plan.shares
         notes = tune(config, state, plan)
@@ -369,13 +370,22 @@ def typical_sizes(plan: Plan) -> dict[str, int]:
 
 
 def build_state(
-    config: Config, vocabulary: Vocabulary, replicas: Replicas, pretrained: Pretrained | None = None
+    config: Config,
+    vocabulary: Vocabulary,
+    replicas: Replicas,
+    pretrained: Pretrained | None = None,
+    weights: Collection[str] = (),
 ) -> TrainingState:
-    """Build the model, with the weights of a pretrained run if there is one, and its optimizer."""
+    """Build the model, with the weights of a pretrained run if there is one, and its optimizer.
+
+    Without one, `weights` are the paths of those that it will be given, see `Task.build`.
+    """
     training = config.training
     keras.utils.set_random_seed(training.seed)
     with replicas.scope():
-        network = task_of(config).build(config, vocabulary)
+        if pretrained is not None:
+            weights = pretrained.weights
+        network = task_of(config).build(config, vocabulary, weights=weights)
         if pretrained is not None:
             load_pretrained(pretrained, network, vocabulary, training.freeze)
         optimizer = make_optimizer(training.weight_decay, training.precision)

@@ -2,7 +2,7 @@
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -130,10 +130,14 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
+    def build(
+        self, config: Config, vocabulary: Vocabulary, inference="", weights: Collection[str] = ()
+    ) -> keras.Model:
         """Build the network with its initial weights.
 
         `inference` is the precision of a network without dropout; by default it is one to train.
+        `weights` are the paths of those that it will be given, and of a run from nothing none: a
+        layer that only some voices have is made for these alone.
         Its call returns (losses by name, outputs) of a batch of its `BATCH_FIELDS`.
         """
 

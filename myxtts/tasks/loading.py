@@ -31,10 +31,11 @@ def load_network(
     run.check_task(task)
     record = run.record
     use_sample_rate(record.settings.data.sample_rate, str(run.path))
+    weights = run.weights()
     with tf.device(device):
-        network = task_named(task).build(record.settings, record.vocabulary, precision)
-    variables = {v.path: v.value for v in network.variables}
-    load_variables(run.checkpoint, {record.weights_group: variables})
+        network = task_named(task).build(record.settings, record.vocabulary, precision, weights)
+    group, variables = record.weights_group, {v.path: v.value for v in network.variables}
+    load_variables(run.checkpoint, {group: variables}, {group: weights})
     return network
 
 

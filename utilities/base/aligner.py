@@ -45,8 +45,8 @@ from myxtts.tasks.augmentation import augment
 from myxtts.tasks.features import tts_features, vtlp_warp
 from myxtts.tasks.layers import normalised_mel
 from myxtts.tasks.loading import load_network
-from myxtts.tasks.registry import length_rule_of
-from myxtts.tasks.tts.aligner import Aligner
+from myxtts.tasks.registry import length_rule_of, task_named
+from myxtts.tasks.tts.aligner import CONTEXT, Aligner
 from myxtts.tasks.tts.alignment import path_losses, sum_over_paths
 from myxtts.tasks.tts.alignment_choice import compiled, search_of
 from myxtts.tasks.tts.contract import TTS_FEATURES
@@ -78,8 +78,8 @@ def main() -> int:
     check_new_folder(options.out)
     run = TrainedRun.open(options.run)
     route = configure_default().routes[0]
-    network = load_network(run, route.model, "tts")
     aligned_by = load_network(run, route.model, "tts")
+    network = with_contexts(run, aligned_by, route.model)
     aligned_by.alignment_search = search_of("xla", route.model)
     with degraded_batches(run, options.corpus, route) as batches:
         learn(batches, network.aligner, aligned_by, options.steps)
@@ -91,6 +91,18 @@ def main() -> int:
         target = taught.checkpoints / run.checkpoint.path.name
         write_checkpoint(target, [(run.record.weights_group, weights)], run.record)
     return 0
+
+
+def with_contexts(run: TrainedRun, network: XTTS, device: str) -> XTTS:
+    """Return a copy of a network of a run whose aligner has the layers of `Context`, too."""
+    settings, vocabulary = run.record.settings, run.record.vocabulary
+    with tf.device(device):
+        copy = task_named("tts").build(settings, vocabulary, "float32", [f"/{CONTEXT}_"])
+    weights = {v.path: v.value for v in network.variables}
+    for variable in copy.variables:
+        if variable.path in weights:
+            variable.assign(weights[variable.path])
+    return copy
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Speech recognition: log-mel in, text out, by CTC."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,9 @@ class ASRTask(Task):
             extractor = asr_extractor(config.asr, config.augmentation)
         return at_loudness(extractor, config.data.loudness)
 
-    def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
+    def build(
+        self, config: Config, vocabulary: Vocabulary, inference="", weights: Collection[str] = ()
+    ) -> keras.Model:
         return build_asr(
             config.model.model_size,
             len(vocabulary.symbols),

@@ -5,6 +5,8 @@ are encoded first, and their products are trained to explain the recording by it
 loss: Shih et al. 2021, RAD-TTS; Badlani et al. 2022, "One TTS Alignment To Rule Them All").
 """
 
+from collections.abc import Collection
+
 import tensorflow as tf
 from keras import layers
 
@@ -18,6 +20,7 @@ KERNEL_SIZE = 3
 CONTEXT_KERNEL_SIZE = 5
 CONTEXT_DILATIONS = 1, 2
 CONTEXT_CHANNELS = 40
+CONTEXT = "context"  # in the names of these layers
 # Products of frames and tokens are multiplied by this and by 1/√CHANNELS: embeddings begin near 0.
 SCALE = 4.0
 # Width of the prior towards the diagonal, as a fraction of the text.
@@ -32,15 +35,15 @@ class Aligner(CompositeLayer):
     token off.
     """
 
-    def __init__(self, symbols: int, **kwargs):
+    def __init__(self, symbols: int, contexts: bool = False, **kwargs):
         super().__init__(dtype="float32", **kwargs)
         options = {"activation": "silu", "dtype": "float32"}
         self.conv = layers.Conv1D(CHANNELS, KERNEL_SIZE, padding="same", name="conv", **options)
         self.hidden = Dense(CHANNELS, name="hidden", **options)
         self.norm = LayerNormalization(name="norm", dtype="float32")
-        self.contexts = [
-            Context(dilation, name=f"context_{dilation}") for dilation in CONTEXT_DILATIONS
-        ]
+        self.contexts: list[Context] = []
+        if contexts:
+            self.contexts = [Context(n, name=f"{CONTEXT}_{n}") for n in CONTEXT_DILATIONS]
         self.out = Dense(CHANNELS, name="out", dtype="float32")
         self.symbol_embedding = Embedding(symbols, CHANNELS, name="symbols", dtype="float32")
 
@@ -64,10 +67,11 @@ class Aligner(CompositeLayer):
 
 
 class Context(CompositeLayer):
-    """Residual convolution in float32 that adds what utilities/base/aligner.py has learnt, or 0.
+    """Residual convolution in float32 that adds what utilities/base/aligner.py has learnt.
 
     Three frames cannot tell phonemes apart in rooms with music. But the forward-sum loss would use
     more of them to be late, so a run leaves these weights as they are: true paths have taught them.
+    A run from nothing, and a voice that started from one without them, has no such layer.
     """
 
     def __init__(self, dilation: int, **kwargs):
@@ -81,6 +85,11 @@ class Context(CompositeLayer):
     def call(self, x, real):
         """float32 [B, T, C]; `real` as in `Aligner.call` -> [B, T, C]."""
         return x + self.out(self.conv(self.norm(x) * real[:, :, None]))
+
+
+def has_contexts(weights: Collection[str]) -> bool:
+    """Return whether weights with these paths are of an aligner with `Context`."""
+    return any(f"/{CONTEXT}_" in path for path in weights)
 
 
 def normalised_bands(mel, real):

@@ -117,6 +117,7 @@ class XTTS(keras.Model):
         segment_frames: length of the random segment of an utterance on which decoder and flow are
             trained; rounded up to a multiple of REDUCTION_FACTOR.
         taught: batches have the path of each row, so that nothing is aligned.
+        contexts: the aligner has what utilities/base/aligner.py has taught one.
     """
 
     LOSS_NAMES = ("mel", "flow", "prior", "alignment", "duration", "pitch", "energy")
@@ -133,11 +134,11 @@ class XTTS(keras.Model):
         segment_frames: int = 128,
         gradient_checkpointing: bool = False,
         taught: bool = False,
+        contexts: bool = False,
     ):
         # Targets stay float32 in mixed precision; the layers cast their own inputs.
         super().__init__(name="xtts", autocast=False)
-        self.reference_dropout = reference_dropout
-        self.cfg_dropout = cfg_dropout
+        self.reference_dropout, self.cfg_dropout = reference_dropout, cfg_dropout
         self.segment_frames = -(-segment_frames // REDUCTION_FACTOR) * REDUCTION_FACTOR
         self.gradient_checkpointing = gradient_checkpointing
         self.alignment_search = alignment.search_by_frames
@@ -167,7 +168,7 @@ class XTTS(keras.Model):
         names = [f"encoder_attention_{i}" for i in range(size.encoder_blocks)]
         self.encoder_attention = [attention(name) for name in names]
         self.encoder_convs = convs("encoder", size.encoder_blocks)
-        self.aligner = Aligner(symbols, name="aligner")
+        self.aligner = Aligner(symbols, contexts, name="aligner")
         self.prosody_attention = attention("prosody_attention", prosody_dropout)
         self.prosody_convs = convs("prosody", 2, 3, prosody_dropout)
         self.prosody_out = layers.Dense(prosody.OUTPUTS, name="prosody_out", **zeros)
@@ -204,10 +205,6 @@ class XTTS(keras.Model):
             "prosody": [self.prosody_attention, *self.prosody_convs, *prosody_out],
             "decoder": [*decoder, *time, self.noisy_in, *self.flow_convs, self.flow_out],
         }
-
-    def added_layers(self) -> list[keras.layers.Layer]:
-        """Return the layers that a pretrained run may lack: initially they change nothing."""
-        return [*self.aligner.contexts]
 
     def build(self, shape):
         """Create no variables; see `CompositeLayer`."""

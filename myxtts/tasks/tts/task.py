@@ -1,5 +1,6 @@
 """Text to speech: text and a reference of a speaker in, log-mel out."""
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,16 @@ class TTSTask(Task):
             extractor = tts_extractor(config.data.vtlp, config.augmentation, load_teacher, fraction)
         return at_loudness(extractor, config.data.loudness)
 
-    def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
+    def build(
+        self, config: Config, vocabulary: Vocabulary, inference="", weights: Collection[str] = ()
+    ) -> keras.Model:
         model = config.model
         symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
+        size, contexts = model.model_size, aligner.has_contexts(weights)
         if inference:
-            return build_xtts(model.model_size, symbols, languages, precision=inference)
+            return build_xtts(size, symbols, languages, precision=inference, contexts=contexts)
         return build_xtts(
-            model.model_size,
+            size,
             symbols,
             languages,
             precision=config.training.precision,
@@ -68,6 +72,7 @@ class TTSTask(Task):
             segment_frames=_segment_frames(config),
             gradient_checkpointing=model.gradient_checkpointing,
             taught=config.teacher.teacher is not None,
+            contexts=contexts,
         )
 
     def tune(

@@ -1,6 +1,6 @@
 """Vocoding: log-mel in, wave out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,9 @@ class VocoderTask(Task):
         extractor = vocoder_extractor(load_teacher=load_teacher)
         return at_loudness(extractor, config.data.loudness)
 
-    def build(self, config: Config, vocabulary: Vocabulary, inference: str = "") -> keras.Model:
+    def build(
+        self, config: Config, vocabulary: Vocabulary, inference="", weights: Collection[str] = ()
+    ) -> keras.Model:
         return build_vocoder(
             config.model.model_size,
             inference or config.training.precision,

@@ -38,7 +38,7 @@ demo: $(INSTALLED_DEMO)
 
 real: $(INSTALLED_REAL)
 	$(BIN)/python utilities/human/corpora.py festvox-ru $(if $(FROM),--from $(FROM))
-	$(BIN)/python -m myxtts voice --train-data data/human/festvox-ru --run human
+	$(BIN)/python -m myxtts voice --train-data data/human/festvox-ru --run human --minutes 36
 	$(BIN)/python utilities/human/page.py --run runs/human --open
 
 test: $(INSTALLED)

@@ -164,7 +164,7 @@ def run_figures(run: Path, count: int) -> tuple[dict[str, float], str]:
 
     Raises DataError if nothing was held out, or the corpus has no times of phonemes.
     """
-    trained = TrainedRun.open(run)
+    trained = TrainedRun.open_for_use(run)
     corpus = load_held_out(trained, run)
     data = corpus.config.data
     file = corpus_folder(data.audio_root or data.val_data or data.train_data) / "alignments.jsonl"

@@ -39,7 +39,7 @@ def speed_of(run: Path, utterances: int, iterations: int, steps: int) -> dict[st
     """
     placement = configure_devices(Config())
     route = placement.routes[0]
-    trained = TrainedRun.open(run)
+    trained = TrainedRun.open_for_use(run)
     measured = load_held_out(trained, run)
     config = measured.config
     assert measured.training is not None

@@ -54,7 +54,7 @@ def main() -> int:
     from myxtts.speak.chunks import SCALES, player_ids_of, voice_inputs
     from myxtts.tasks.evaluation.metrics import dnsmos
 
-    run = TrainedRun.open(options.run)
+    run = TrainedRun.open_for_use(options.run)
     vocoder = loading.load_vocoder(run.select_vocoder(options.vocoder), "/CPU:0")
     if not isinstance(vocoder, NetworkVocoder):
         raise ConfigError(

@@ -80,7 +80,7 @@ class Ladder:
         from myxtts.tasks.tts.task import synthesis_options
         from myxtts.tasks.tts.teacher import TeacherModel
 
-        self.run = TrainedRun.open(options.run)
+        self.run = TrainedRun.open_for_use(options.run)
         self.route = configure_default().routes[0]
         device = self.route.model
         self.network = loading.load_network(self.run, device, "tts")

@@ -48,7 +48,7 @@ def main() -> int:
     from myxtts.tasks.tts.word_errors import split_words, word_gains
 
     device = devices.configure_default().routes[0].model
-    trained = TrainedRun.open(options.run, options.checkpoint)
+    trained = TrainedRun.open_for_use(options.run, options.checkpoint)
     network = loading.load_network(trained, device, "tts")
     vocabulary, frontend = trained.record.vocabulary, trained.record.settings.data.text_frontend
     read = read_corpus(options.corpus, "en")

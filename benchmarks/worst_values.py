@@ -43,7 +43,7 @@ def main() -> int:
     from myxtts.tasks.tts import evaluation as tts
 
     route = configure_default().routes[0]
-    trained = TrainedRun.open(options.run, options.checkpoint)
+    trained = TrainedRun.open_for_use(options.run, options.checkpoint)
     corpus = held_out.load_held_out(trained, options.run)
     chosen = held_out.EvaluationOptions(
         utterances=options.utterances,

@@ -10,8 +10,12 @@ from unittest import mock
 import numpy as np
 import soundfile
 
+from myxtts.audio import format as audio_format
 from myxtts.base.errors import DataError
-from tests.fixtures import FolderCase
+from myxtts.checkpoints.files import Checkpoint
+from myxtts.checkpoints.trained_run import TrainedRun
+from myxtts.config.schema import Config
+from tests.fixtures import FolderCase, make_record
 from tests.html_checker import Checker
 from tests.sine_corpus import sine
 from utilities.human import clips, corpora, page, people
@@ -120,6 +124,27 @@ class PageTest(FolderCase):
         click = np.zeros(22_050)
         click[100] = 1.0
         self.assertAlmostEqual(np.abs(page.equally_loud(click)).max(), page.PEAK, places=5)
+
+    def test_the_page_has_the_sample_rate_of_the_voice_whatever_that_of_the_recordings(self):
+        def speak(run, vocoder, corpus, rows):
+            self.assertEqual((run.path, len(rows)), (self.folder, 1))
+            return [page.Sounds(rows[0], {"voice": sine(100, 0.5)})]
+
+        rows = [{"path": "a.wav", "text": "Да", "language": "ru"}]
+        soundfile.write(self.folder / "a.wav", sine(100, 3.0), 22_050)
+        corpora.write_tables(self.folder, dict.fromkeys(corpora.TABLES, rows))
+        record = make_record(settings=Config(data={"sample_rate": 24_000}))
+        run = TrainedRun(self.folder, Checkpoint(self.folder, record))
+        words = ["page.py", "--run", str(self.folder), "--corpus", str(self.folder)]
+        with (
+            mock.patch.object(audio_format, "_used", None),
+            mock.patch.object(TrainedRun, "open", return_value=run),
+            mock.patch.object(page, "speak", speak),
+            mock.patch("sys.argv", words),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            self.assertEqual(page.main(), 0)
+            self.assertEqual(audio_format.sample_rate_hz(), 24_000)
 
     def test_sentences_come_from_the_table_of_held_out_ones(self):
         rows = [{"path": f"{n}.ogg", "text": str(n)} for n in range(5)]

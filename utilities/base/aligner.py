@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--steps", type=bounded(int, 1), default=4500)
     options = parser.parse_args()
     check_new_folder(options.out)
-    run = TrainedRun.open(options.run)
+    run = TrainedRun.open_for_use(options.run)
     route = configure_default().routes[0]
     aligned_by = load_network(run, route.model, "tts")
     network = with_contexts(run, aligned_by, route.model)

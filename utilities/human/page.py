@@ -38,6 +38,7 @@ from myxtts.audio.sound_header import read_header
 from myxtts.base.console import filter_stderr, report_errors
 from myxtts.base.errors import DataError
 from myxtts.base.files import write_whole
+from myxtts.checkpoints.trained_run import TrainedRun
 from utilities.human.corpora import OUT, TABLES, Row, read_tables
 
 LENGTHS_S = 2.0, 9.0
@@ -84,8 +85,9 @@ def main() -> int:
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     options = parser.parse_args()
     count = options.sentences or (2 if options.samples else 8)
+    trained = TrainedRun.open_for_use(options.run)  # before headers are read at another rate
     rows = choose_sentences(options.corpus, count)
-    sentences = speak(options.run, options.vocoder, options.corpus, rows)
+    sentences = speak(trained, options.vocoder, options.corpus, rows)
     if options.samples:
         write_samples(options.samples, sentences)
         return 0
@@ -113,20 +115,18 @@ def choose_sentences(corpus: Path, count: int) -> list[Row]:
     return [rows[place] for place in places]
 
 
-def speak(run: Path, vocoder: str | None, corpus: Path, rows: list[Row]) -> list[Sounds]:
+def speak(run: TrainedRun, vocoder: str | None, corpus: Path, rows: list[Row]) -> list[Sounds]:
     """Return the sounds of sentences by all systems that are installed."""
     from myxtts.audio.mel import log_mel
     from myxtts.audio.vocoder import vocode
-    from myxtts.checkpoints.trained_run import TrainedRun
     from myxtts.placement import devices
     from myxtts.tasks.tts.synthesizer import Synthesizer
 
     device = devices.configure_default().routes[0].model
-    trained = TrainedRun.open(run, None)
-    copier = loading.load_vocoder(trained.select_vocoder(vocoder), device)
+    copier = loading.load_vocoder(run.select_vocoder(vocoder), device)
     voices = {
-        "voice": Synthesizer(run, device, vocoder),
-        "griffin-lim": Synthesizer(run, device, "griffin-lim"),
+        "voice": Synthesizer(run.path, device, vocoder),
+        "griffin-lim": Synthesizer(run.path, device, "griffin-lim"),
     }
     # A recording of the training data: the voice has heard it, and no sentence of the page.
     reference = corpus / read_tables(corpus)[TABLES[0]][0]["path"]

@@ -159,6 +159,7 @@ def mel(options: argparse.Namespace) -> None:
     from benchmarks._mel import log_mel_float32
     from myxtts.audio.format import FFT_SAMPLES, HOP_SAMPLES, SAMPLE_RATE_HZ, mel_bands
     from myxtts.audio.mel import log_mel
+    from myxtts.devicefeed.internals import reuse_freed_memory
 
     functions = {"float64": tf.function(log_mel), "float32": tf.function(log_mel_float32)}
     print("signal                     | largest error of the log-mel in float64, in float32")
@@ -168,13 +169,17 @@ def mel(options: argparse.Namespace) -> None:
             for run in functions.values()
         ]
         print(f"{name:26s} | {errors[0]:.1e}  {errors[1]:.1e}", flush=True)
-    shape = STEP_ROWS, round(STEP_SECONDS * SAMPLE_RATE_HZ)
-    rows = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
-    runs = {name: lambda run=run: run(rows).numpy() for name, run in functions.items()}
-    times_s = processor_seconds(runs, 10 * options.repeats)
-    wide, narrow = times_s["float64"], times_s["float32"]
-    of_rows = f"{STEP_ROWS} rows of {STEP_SECONDS:g} s"
-    print(f"processor ms for {of_rows}: {1e3 * wide:.1f}, {1e3 * narrow:.1f}")
+    reuse_freed_memory()  # as in a run
+    functions["float64, all rows at once"] = tf.function(lambda rows: log_mel(rows))
+    for seconds in (1.0, STEP_SECONDS, 2 * STEP_SECONDS):
+        shape = STEP_ROWS, round(seconds * SAMPLE_RATE_HZ)
+        rows = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+        with mock.patch("myxtts.audio.mel.by_rows", lambda function, rows, _: function(*rows)):
+            functions["float64, all rows at once"](rows)
+        runs = {name: partial(run, rows) for name, run in functions.items()}
+        times_s = processor_seconds(runs, 5 * options.repeats)
+        by_name = ", ".join(f"{name} {1e3 * spent_s:.1f}" for name, spent_s in times_s.items())
+        print(f"processor ms for {STEP_ROWS} rows of {seconds:g} s: {by_name}")
 
     frames = SAMPLE_RATE_HZ / HOP_SAMPLES
     transform = frames * (2.5 * FFT_SAMPLES * np.log2(FFT_SAMPLES) + FFT_SAMPLES)

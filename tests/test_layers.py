@@ -28,9 +28,9 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1974,
+    "base": 1988,
     "config": 1717,
-    "audio": 1756,
+    "audio": 1760,
     "text": 1914,
     "distributed": 863,
     "corpus": 2193,

@@ -87,6 +87,16 @@ class LogMelTest(unittest.TestCase):
         traced = tf.function(log_mel, input_signature=specs)
         np.testing.assert_allclose(traced(wave, samples), log_mel(wave, samples), atol=1e-6)
 
+    def test_a_cpu_takes_one_row_at_a_time_and_a_gpu_all_at_once(self):
+        specs = tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)
+        filters = tf.TensorSpec([None, *mel_filters().shape])
+        for given in (specs, (*specs, filters)):
+            for device, loops in (("/CPU:0", 1), ("/GPU:0", 0)):
+                with tf.device(device):
+                    graph = tf.function(log_mel).get_concrete_function(*given).graph
+                found = sum(op.type in ("While", "StatelessWhile") for op in graph.get_operations())
+                self.assertEqual(found, loops, device)
+
 
 def voice(hz: float, formants: tuple[float, ...]) -> np.ndarray:
     """Return 0.5 s of harmonics to 7.9 kHz, loud near formants a tenth of their frequency wide."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 from myxtts.audio import format as audio
 from myxtts.audio.format import FFT_SAMPLES, LOW_HZ, PAD_SAMPLES, high_hz, mel_bands, sample_rate_hz
 from myxtts.audio.spectral import framed, magnitude
-from myxtts.base.portable_ops import float32_matmul
+from myxtts.base.portable_ops import by_rows, float32_matmul
 
 SILENCE = float(np.log(audio.LOG_FLOOR))
 
@@ -86,13 +86,17 @@ def log_mel(waveform, samples=None, filters=None):
 
 def log_mel_of_frames(waveform, filters=None):
     """Compute the log-mel of padded waves, whose frame i begins at 256 · i: see `log_mel`."""
-    spectrum = stft(tf.cast(waveform, tf.float64))
-    spectrum = tf.cast(spectrum, tf.complex64)
-    # Not tf.abs, which takes nine times as long: it avoids an overflow that cannot happen here.
-    if filters is None:
-        filters = mel_filters()
-    mel = float32_matmul(magnitude(spectrum, 0.0), filters)
-    return tf.math.log(tf.maximum(mel, audio.LOG_FLOOR))
+
+    def of_rows(waveform, filters=None):
+        spectrum = tf.cast(stft(tf.cast(waveform, tf.float64)), tf.complex64)
+        if filters is None:
+            filters = mel_filters()
+        # Not tf.abs, which takes nine times as long: it avoids an overflow that cannot happen here.
+        mel = float32_matmul(magnitude(spectrum, 0.0), filters)
+        return tf.math.log(tf.maximum(mel, audio.LOG_FLOOR))
+
+    tensors = [waveform] if filters is None else [waveform, filters]
+    return by_rows(of_rows, tensors, tf.TensorSpec([None, mel_bands()], tf.float32))
 
 
 def _reflect(waveform, samples, padded):

@@ -94,6 +94,20 @@ def float32_matmul(a, b, **transposed):
     return tf.cast(product, tf.float32)
 
 
+def by_rows(function: Callable, tensors: Sequence, of_row: tf.TensorSpec):
+    """Apply a function to batches [B, …]: on a CPU to one row at a time, which stays in its caches.
+
+    On a GPU it is applied to all rows at once. `of_row` is a row of its result.
+    """
+    if tf_internals.device_type_in_scope() == "GPU":
+        return function(*tensors)
+
+    def apply(rows):
+        return function(*(row[None] for row in rows))[0]
+
+    return tf.map_fn(apply, tuple(tensors), fn_output_signature=of_row)
+
+
 def packed(tensors) -> tuple[tf.Tensor, Callable[[tf.Tensor], list]]:
     """Return float32 tensors of known shapes as one, and a function that takes it apart again."""
     counts = [tensor.shape.num_elements() for tensor in tensors]

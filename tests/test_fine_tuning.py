@@ -373,16 +373,16 @@ class Network(unittest.TestCase):
 
         base = TrainedRun.open(workspace.run_dir("base")).record
         table = {"symbols": len(base.symbols) + FIRST_SYMBOL_ID, "languages": len(base.languages)}
-        for name, is_taught in (("taught", True), ("plain", False)):
+        for name, is_taught in (("taught", True), ("untaught", False)):
             network = build_model(contexts=is_taught, **table)
             for context in network.aligner.contexts:
                 context.out.kernel.assign(tf.random.normal(context.out.kernel.shape))
             save_checkpoint(workspace.run_dir(name), base, training_state(network))
-        self.assertEqual((len(contexts("taught")), contexts("plain")), (12, {}))
+        self.assertEqual((len(contexts("taught")), contexts("untaught")), (12, {}))
         # Held-out sentences have a network of their own, and so has a run that goes on.
         flags = "--validate-every 1 --ema-decay 0.9"
         with mock.patch("myxtts.tasks.tts.task.build_xtts", build_xtts), small_models():
-            for name in ("taught", "plain"):
+            for name in ("taught", "untaught"):
                 for steps in ("--max-steps 1", "--max-steps 2 --resume"):
                     start = f"--init-from {workspace.run_dir(name)}"
                     finished = workspace.train(f"from_{name}", start, flags, steps)

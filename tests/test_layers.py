@@ -28,7 +28,7 @@ ROWS = (
 # Lines of each folder. To exceed one is a decision: raise it here, with the reason in the commit.
 BUDGETS = {
     "devicefeed": 1250,
-    "base": 1993,
+    "base": 1992,
     "config": 1717,
     "audio": 1760,
     "text": 1914,

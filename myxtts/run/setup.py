@@ -126,7 +126,7 @@ class OpenRun:
                 f"--compile xla was given, but XLA does not work on {replicas.devices[0]}"
                 f" ({reason}). Leave out --compile."
             )
-        given = resumed.weights() if resumed else ()
+        given = [*resumed.weights()] if resumed else ()
         state = build_state(config, corpora.vocabulary, replicas, start.pretrained, given)
         plan = corpora.training.plan
         state.batch_shares = plan.shares

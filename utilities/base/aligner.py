@@ -45,12 +45,12 @@ from myxtts.tasks.augmentation import augment
 from myxtts.tasks.features import tts_features, vtlp_warp
 from myxtts.tasks.layers import normalised_mel
 from myxtts.tasks.loading import load_network
-from myxtts.tasks.registry import length_rule_of, task_named
-from myxtts.tasks.tts.aligner import CONTEXT, Aligner
+from myxtts.tasks.registry import length_rule_of
+from myxtts.tasks.tts.aligner import Aligner
 from myxtts.tasks.tts.alignment import path_losses, sum_over_paths
 from myxtts.tasks.tts.alignment_choice import compiled, search_of
 from myxtts.tasks.tts.contract import TTS_FEATURES
-from myxtts.tasks.tts.network import XTTS
+from myxtts.tasks.tts.network import XTTS, build_xtts
 from utilities.human.degrade import ECHO_GAIN, ECHO_S, ECHOED, level, music
 
 ROOM = AugmentationConfig(
@@ -94,10 +94,11 @@ def main() -> int:
 
 
 def with_contexts(run: TrainedRun, network: XTTS, device: str) -> XTTS:
-    """Return a copy of a network of a run whose aligner has the layers of `Context`, too."""
-    settings, vocabulary = run.record.settings, run.record.vocabulary
+    """Return a copy of a run's network, in whose aligner `Context` is added if it has none."""
+    size, vocabulary = run.record.settings.model.model_size, run.record.vocabulary
+    symbols, languages = len(vocabulary.symbols), len(vocabulary.languages)
     with tf.device(device):
-        copy = task_named("tts").build(settings, vocabulary, "float32", [f"/{CONTEXT}_"])
+        copy = build_xtts(size, symbols, languages, contexts=True)
     weights = {v.path: v.value for v in network.variables}
     for variable in copy.variables:
         if variable.path in weights:
